@@ -33,9 +33,8 @@ from preble.decisions.recent import RecentDecisions
 from preble.engines.adapter import EngineInfo
 from preble.lab.replay.replay import Replay
 from preble.lab.sim import Failure, FailureKind, SimConfig, Simulation
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.placed import Placed
-from preble.serving.placements import Placements
+from preble.serving.placements import Dispatcher, Placements
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.terms import Terms

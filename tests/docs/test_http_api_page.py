@@ -10,7 +10,7 @@ import pytest
 
 from preble import errors
 from preble.errors import EngineGone, EngineProtocolError, EngineRefused, EngineTimeout, NoReplicaError, Overloaded
-from preble.gateway.http.keys import UNAUTHORIZED
+from preble.gateway.http.access import UNAUTHORIZED
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING
 from preble.gateway.pages.table import PATHS
 from preble.prompts.endpoints import ENDPOINTS, ErrorForm, ErrorStyle, error_form

@@ -15,9 +15,8 @@ import aiohttp
 import pytest
 
 from preble.config import ReplicaConfig
-from preble.prompts.endpoints.endpoint import Endpoint
 from preble.prompts.endpoints.errors import in_style
-from preble.prompts.endpoints.table import BY_PREFIX, ENDPOINTS
+from preble.prompts.endpoints.table import BY_PREFIX, ENDPOINTS, Endpoint
 from support.gateways import gateway_before, idle
 from support.images import png
 from support.replicas import EMBEDDING_MODEL, MODEL_NAME, TEST_TIMEOUT_S, RunningReplicas

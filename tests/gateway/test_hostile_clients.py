@@ -15,7 +15,7 @@ from gateway.fakes import gated, replicas, rubbish
 from preble.config import LimitsConfig, TimeoutsConfig
 from preble.errors import Overloaded
 from preble.gateway.http import body_memory
-from preble.gateway.http.body_memory import BodyMemoryBudget
+from preble.gateway.http.bodies import BodyMemoryBudget
 from support.waiting import eventually
 
 

@@ -17,7 +17,7 @@ import pytest
 from gateway.conftest import Serve, Served
 from gateway.fakes import replicas
 from preble.config import AuthConfig
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.gateway.pages import live
 from support.browser import Tab, browser
 from support.drawn_fleet import Day, drawn_fleet, work

@@ -14,8 +14,8 @@ from structlog.testing import capture_logs
 from gateway.conftest import Serve
 from gateway.fakes import gated, replicas
 from preble.engines import Engine
-from preble.gateway.http.keys import KeyRing
-from preble.gateway.http.limited_body import LimitedBody
+from preble.gateway.http.access import KeyRing
+from preble.gateway.http.bodies import LimitedBody
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.json_requests import JsonRequest
 from preble.web.client.pool import Exchange

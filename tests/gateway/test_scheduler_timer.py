@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 from preble.core.types import PrefixReplication
-from preble.serving.scheduler_timer import SchedulerTimer
+from preble.serving.placements import SchedulerTimer
 from preble.serving.telemetry.metrics import Telemetry
 from support.waiting import PATIENCE_S
 

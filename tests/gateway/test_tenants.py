@@ -16,7 +16,7 @@ from gateway.fakes import gated, replicas, rubbish, status
 from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
 from preble.errors import ConfigError, Overloaded, RequestError
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.prompts.endpoints.bodies import PromptLimits, read_chat, with_cache_salt
 from preble.rules import key_limits
 from preble.rules.callers import Caller

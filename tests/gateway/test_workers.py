@@ -30,7 +30,7 @@ from preble.config import AuthConfig, GatewayConfig
 from preble.errors import ConfigError
 from preble.gateway.app import App
 from preble.gateway.handover import Inherited
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.gateway.workers import process, supervisor
 from preble.gateway.workers.process import Cover, Drain, Settings
 from preble.gateway.workers.supervisor import run_workers

@@ -18,9 +18,8 @@ from preble.decisions.recent import RecentDecisions
 from preble.engines.adapter import EngineInfo
 from preble.reservations import Reservation, ReservationTable, UnknownReservation
 from preble.reservations.leases import Leases
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.placed import LocalPlaced, Placed
-from preble.serving.placements import Placements
+from preble.serving.placements import Dispatcher, Placements
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.terms import Terms

@@ -21,7 +21,7 @@ from preble.config.keys import KeyConfig
 from preble.core.types import Reason
 from preble.core.types.life import FirstToken, Progress
 from preble.errors import EngineProtocolError, EngineRefused, NoReplicaError, Overloaded
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.gateway.server import accepting
 from preble.gateway.workers.front_app import FrontApp
 from preble.prompts.endpoints import COMPLETIONS, ENDPOINTS

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from preble.web.heads import CONTINUE
+from preble.web.messages import CONTINUE
 from preble.web.server.answering import Answering, RequestHead
 from preble.web.server.connection import ClientConnection, Shared
 from web.test_connection import FakeLoop

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from preble.web.client.reader import MAX_HEAD_BYTES, AnswerReader, BadAnswer
-from preble.web.heads import answer_head, chunk
+from preble.web.messages import MAX_HEAD_BYTES, AnswerReader, BadAnswer, answer_head, chunk
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 WHOLE = HEAD + b"Content-Length: 5\r\n\r\nhello"

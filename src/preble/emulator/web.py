@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from preble.errors import BodyTooLarge
-from preble.web.heads import HeaderList
+from preble.web.messages import HeaderList
 from preble.web.server.answering import RequestHead
 from preble.web.server.awaited import AwaitedRequest
 from preble.web.server.connection import ClientConnection

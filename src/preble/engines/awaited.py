@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 
 from preble.errors import EngineError, EngineProtocolError, EngineTimeout
 from preble.web.client.pool import MakeError, Ongoing, Receiver
-from preble.web.heads import HeaderList
+from preble.web.messages import HeaderList
 
 if TYPE_CHECKING:
     from preble.engines.http import HttpClient

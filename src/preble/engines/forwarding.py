@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from preble.errors import EngineGone, EngineTimeout
-from preble.web.heads import HeaderList
+from preble.web.messages import HeaderList
 
 if TYPE_CHECKING:
     from preble.engines.http import HttpClient

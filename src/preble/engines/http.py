@@ -30,7 +30,7 @@ from preble.errors import (
 )
 from preble.web.client.failures import why_unreachable
 from preble.web.client.pool import ConnectionPool, Ongoing, Receiver
-from preble.web.heads import request_head
+from preble.web.messages import request_head
 from preble.web.urls import server_url
 
 MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024

@@ -11,9 +11,8 @@ import structlog
 
 from preble.config import GatewayConfig
 from preble.errors import PrebleError
-from preble.gateway.http.body_memory import BodyMemoryBudget
-from preble.gateway.http.browsers import Browsers
-from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
+from preble.gateway.http.access import NOBODY, UNAUTHORIZED, Browsers, KeyRing
+from preble.gateway.http.bodies import BodyMemoryBudget
 from preble.gateway.http.page_client import CLIENT_GONE, PageClient
 from preble.gateway.http.passed_on import PassedOn
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING, not_allowed

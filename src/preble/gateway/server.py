@@ -23,8 +23,8 @@ from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.app import App
 from preble.gateway.handover import Inherited, Upgrade
-from preble.gateway.http.body_memory import BodyMemoryBudget, BodyShare
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
+from preble.gateway.http.bodies import BodyMemoryBudget, BodyShare
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload

@@ -12,11 +12,10 @@ from urllib.parse import unquote
 from preble.core.types import ReplicaId
 from preble.core.types.life import Moved
 from preble.errors import BodyTooLarge, NoReplicaError, PrebleError, RequestError
-from preble.gateway.http.keys import UNAUTHORIZED
+from preble.gateway.http.access import UNAUTHORIZED
+from preble.gateway.http.headers import is_not_passed, placement_headers
 from preble.gateway.http.page_client import CLIENT_GONE
-from preble.gateway.http.placement_headers import placement_headers
 from preble.gateway.pages.models import MODELS
-from preble.gateway.requests.passed_headers import is_not_passed
 from preble.gateway.requests.stored import STORED
 from preble.gateway.server import Gateway
 from preble.picker import ext_proc

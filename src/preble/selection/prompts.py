@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from preble.core.types import pack_tokens
 from preble.errors import RequestError
-from preble.gateway.http.keys import UNAUTHORIZED, KeyRing
+from preble.gateway.http.access import UNAUTHORIZED, KeyRing
 from preble.prompts.endpoints import COMPLETIONS, MOST_TOKENS, Endpoint, Fields, endpoint_of
 from preble.rules.callers import Caller
 from preble.selection.schemas import DEFAULT, PromptRequest

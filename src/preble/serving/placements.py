@@ -1,4 +1,4 @@
-"""The placements that have not ended, and who hears of each one.
+"""Placements: each request's replica chosen, the placements that have not ended, and who hears of each one.
 
 Everything here is synchronous and runs in the event loop's thread, so nothing happens between reading the scheduler's
 state and acting on it.
@@ -7,22 +7,75 @@ state and acting on it.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import time
 from collections import Counter
 from typing import Protocol
 
-from preble.config import EjectionConfig
+import structlog
+
+from preble.config import EjectionConfig, RetryConfig
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import Placement, ReplicaId, RequestId
-from preble.core.types.life import Ended, Fact, Lost, Started
+from preble.core.types import Placement, ReplicaId, Request, RequestId
+from preble.core.types.life import Ended, Fact, FirstToken, Lost, Moved, Started
 from preble.decisions.recent import RecentDecisions
 from preble.engines import Engine
 from preble.engines.http import HttpClient
+from preble.errors import NoReplicaError, Quarantined
 from preble.rules.ejection import EjectionTable
-from preble.rules.quarantine import Quarantine
+from preble.rules.retries import QUARANTINE_S, Quarantine, RetryBudget, like_of
 from preble.serving.placed import LocalPlaced
 from preble.serving.replicas.live import LiveReplicas
-from preble.serving.scheduler_timer import SchedulerTimer
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.terms import Terms
+
+
+class SchedulerTimer:
+    """Calls the scheduler at the time that it asks for. Call `arm` after each change that is no placement's."""
+
+    def __init__(self, scheduler: GlobalScheduler, telemetry: Telemetry) -> None:
+        self._scheduler = scheduler
+        self._telemetry = telemetry
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.Handle | None = None
+        self._due_at = 0.0
+
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        """Tell the scheduler, unless it has forgotten the placement with its replica."""
+        if placed.is_lost:
+            return
+        request_id = placed.placement.request_id
+        if isinstance(fact, FirstToken):
+            self._scheduler.on_first_token(request_id, now)
+            return
+        if isinstance(fact, Ended):
+            self._scheduler.on_finish(request_id, fact.output_tokens or 0, now, cached_tokens=fact.cached_tokens)
+        elif isinstance(fact, Moved):
+            self._scheduler.move(request_id, fact.replica_id, now)
+        self.arm()
+
+    def arm(self) -> None:
+        """Have the scheduler called at its next timer."""
+        when = self._scheduler.next_timer()
+        if self._handle is not None:
+            if when is not None and when >= self._due_at:
+                return
+            self._handle.cancel()
+        # Kept beside the handle: for a time in the past, uvloop gives a handle that does not know its time.
+        self._due_at = when or 0.0
+        self._handle = None if when is None else self._loop.call_at(when, self._run)
+
+    def _run(self) -> None:
+        self._handle = None
+        self._telemetry.prefixes_replicated(self._scheduler.on_timer(self._loop.time()))
+        self.arm()
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
 
 _LEAST_WAIT_S = 0.05
 """Beyond its prefill, roughly what a first byte takes."""
@@ -135,3 +188,95 @@ class Placements:
             moves = placed.placement.replica_id in (stalled if placed.terms.streams else hangs)
             if moves and placed.heard_at() is None:
                 placed.stall(now)
+
+
+class Dispatcher:
+    """Chooses each request's replica with the scheduler, and places failed requests again."""
+
+    def __init__(self, placements: Placements, retries: RetryConfig | None = None) -> None:
+        self.placements = placements
+        self.replicas = placements.replicas
+        self._scheduler = placements.scheduler
+        self._ejection = placements.ejection
+        self._telemetry = placements.telemetry
+        self.retries = RetryBudget(retries or RetryConfig())
+        self._loop = asyncio.get_running_loop()
+
+    def place(self, request: Request, terms: Terms) -> LocalPlaced:
+        """Place a request on a replica that serves its model. The caller must end the placement.
+
+        Raises: NoReplicaError, PromptTooLong, UnknownModel. Quarantined: replicas have died of its like.
+        """
+        self.retries.placed(self._loop.time())
+        return self._place(request, terms)
+
+    def _place_again(self, request: Request, terms: Terms, tried: ReplicaId, is_free: bool) -> LocalPlaced:
+        """See `Placed.place_again`."""
+        now = self._loop.time()
+        if not is_free and not self.retries.allows_one(now):
+            self._telemetry.retry_denied()
+            raise NoReplicaError("too many requests move to other replicas (`retries.share`)")
+        again = self._place(_avoiding(request, frozenset((tried,))), terms)
+        if not is_free:
+            self.retries.placed_again(now)
+        self._telemetry.placed_again(tried, again.model)
+        return again
+
+    def _place(self, request: Request, terms: Terms) -> LocalPlaced:
+        now, started = self._loop.time(), time.perf_counter()
+        if self.placements.quarantine:
+            self._refuse_deadly(request, terms, now)
+        of_model = self.replicas.of_model(terms.model)
+        others = of_model.others
+        if of_model.base_model != request.model:
+            request = dataclasses.replace(request, model=of_model.base_model)
+        if held_back := self.replicas.held_back:
+            others |= held_back
+        placement = self._chosen(request, others, now)
+        took_s = time.perf_counter() - started
+        try:
+            placed = self._placed(request, placement, terms, now)
+        except BaseException:
+            self._scheduler.on_finish(request.request_id, 0, now)
+            raise
+        self.placements.start(placed, took_s)
+        return placed
+
+    def _refuse_deadly(self, request: Request, terms: Terms, now: float) -> None:
+        """Raises: Quarantined: replicas have died of such a request."""
+        if died := self.placements.quarantine.held(like_of(request, terms.caller.name), now):
+            structlog.get_logger().warning("request_quarantined", request=request.request_id, died=died)
+            text = f"two replicas ended while they worked on this request; it is refused for {QUARANTINE_S:g} s"
+            raise Quarantined(f"{text}, and so is every one like it")
+
+    def _placed(self, request: Request, placement: Placement, terms: Terms, now: float) -> LocalPlaced:
+        replica = self.replicas[placement.replica_id]
+        return LocalPlaced(
+            placement,
+            replica.engine,
+            now,
+            request=request,
+            terms=terms,
+            model=terms.model or next(iter(replica.info.models), ""),
+            table=self.placements,
+            place_again=self._place_again,
+        )
+
+    def _chosen(self, request: Request, others: frozenset[ReplicaId], now: float) -> Placement:
+        """Place, if possible on a replica that is not ejected. `others`: replicas of other models, or drained."""
+        avoided = self._ejection.avoided(now)
+        try:
+            return self._scheduler.place(_avoiding(request, others | avoided), now)
+        except NoReplicaError as error:
+            if not avoided:
+                raise
+            candidates = self.replicas.keys() - others - request.avoid
+            held = self._ejection.held(candidates, now)
+            if candidates and len(held) == len(candidates):
+                text = "every replica asks for time before further requests"
+                raise NoReplicaError(text, retry_after_s=min(held.values())) from error
+            return self._scheduler.place(_avoiding(request, others | held.keys()), now)
+
+
+def _avoiding(request: Request, replicas: frozenset[ReplicaId]) -> Request:
+    return dataclasses.replace(request, avoid=request.avoid | replicas) if replicas else request

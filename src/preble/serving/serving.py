@@ -23,7 +23,6 @@ from preble.logs import LogLosses
 from preble.prompts.tokens import TokenSource, make_token_source
 from preble.rules.ejection import Standing
 from preble.rules.key_limits import KeyLimits
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.group import Group, NatsBus, NewBus, Shares, has_secret, packet_keys
 from preble.serving.in_flight_limit import Admitted, InFlightLimit
 from preble.serving.intake import Intake
@@ -32,7 +31,7 @@ from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.picture import Picture, take_picture
 from preble.serving.placed import LocalPlaced
-from preble.serving.placements import Placements
+from preble.serving.placements import Dispatcher, Placements
 from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor

@@ -15,8 +15,8 @@ from preble.core.types import ReplicaId, Request, RequestId
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Started
 from preble.errors import Overloaded, PrebleError, RequestError
 from preble.rules.key_limits import KeyLimits
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.placed import LocalPlaced
+from preble.serving.placements import Dispatcher
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
 _LOOK_AGAIN_S = 1.0

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from preble.core.types import ReplicaId, Request, RequestId, pack_tokens
-from preble.rules.quarantine import (
+from preble.rules.retries import (
     CONFIRMED_WITHIN_S,
     MOST_SUSPECTS,
     ONE_INCIDENT_S,

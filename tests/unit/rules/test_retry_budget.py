@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from preble.config import RetryConfig
-from preble.rules.retry_budget import RetryBudget
+from preble.rules.retries import RetryBudget
 
 
 def taken(budget: RetryBudget, now: float) -> int:

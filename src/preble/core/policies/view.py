@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from preble.core.cluster.state import ClusterState
-from preble.core.cluster.tiers import loading_s
+from preble.core.cluster.state import ClusterState, loading_s
 from preble.core.costs.model import CostModel
 from preble.core.policies.cost_table import CostTable
 from preble.core.prefixes.history import PrefixHistory

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preble.errors import BodyTooSlow
-from preble.gateway.http.body_memory import BodyShare
-from preble.gateway.http.limited_body import LimitedBody
-from preble.gateway.http.placement_headers import shown_headers
+from preble.gateway.http.bodies import BodyShare, LimitedBody
+from preble.gateway.http.headers import shown_headers
 from preble.prompts.endpoints import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList
 from preble.rules.callers import ANYBODY
 from preble.web.server.awaited import AwaitedRequest

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from preble.prompts.endpoints import HeaderList
 from preble.serving import PageAnswer, PageRequest
-from preble.web.heads import by_name
+from preble.web.messages import by_name
 from preble.web.server.answering import RequestHead
 
 _NOT_PASSED_BACK = frozenset({b"content-length", b"connection"})

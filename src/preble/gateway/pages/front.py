@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.gateway.http.page_client import PageClient
 
 

@@ -6,9 +6,9 @@ import asyncio
 from typing import final
 
 from preble.config import GatewayConfig
+from preble.gateway.http.headers import PassedHeaders
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt
-from preble.gateway.requests.passed_headers import PassedHeaders
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay

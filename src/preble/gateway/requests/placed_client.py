@@ -10,12 +10,10 @@ from typing import Protocol
 
 from preble.config import LimitsConfig
 from preble.errors import BodyTooSlow, EngineTimeout, PrebleError
-from preble.gateway.http.body_memory import BodyMemoryBudget, BodyShare
-from preble.gateway.http.browsers import Browsers
-from preble.gateway.http.keys import NOBODY, UNAUTHORIZED, KeyRing
-from preble.gateway.http.limited_body import LimitedBody
+from preble.gateway.http.access import NOBODY, UNAUTHORIZED, Browsers, KeyRing
+from preble.gateway.http.bodies import BodyMemoryBudget, BodyShare, LimitedBody
+from preble.gateway.http.headers import shown_headers
 from preble.gateway.http.page_client import CLIENT_GONE
-from preble.gateway.http.placement_headers import shown_headers
 from preble.gateway.http.refusals import STOPPING
 from preble.gateway.requests.attempt import Attempt
 from preble.prompts.endpoints import JSON_TYPE, Endpoint, ErrorForm, HeaderList

@@ -21,7 +21,7 @@ from msgspec import Raw
 from preble.core.types import TOKEN_BYTES, unpack_tokens
 from preble.errors import EngineProtocolError, EngineRefused
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
-from preble.gateway.http.placement_headers import placement_headers
+from preble.gateway.http.headers import placement_headers
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.relay import Relay

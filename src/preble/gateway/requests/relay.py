@@ -18,14 +18,49 @@ from preble.errors import (
 )
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
-from preble.gateway.requests.placing import Placing
 from preble.serving import (
     NOT_NOW,
     Intake,
+    LiveReplica,
     ParsedRequest,
     Placed,
     ReplicaSpan,
 )
+
+
+class Placing:
+    """Places one request, and places it again. Where no replica takes requests, it waits for one."""
+
+    def __init__(self, serving: Intake, request: Request, parsed: ParsedRequest) -> None:
+        self._serving = serving
+        self._request = request
+        self._parsed = parsed
+        self._tried: list[LiveReplica] = []
+
+    async def place(self) -> Placed:
+        """Raises: as `Intake.place`."""
+        while True:
+            try:
+                return await self._serving.place(self._request, self._parsed)
+            except NoReplicaError:
+                if not await self._serving.replica_wait.over():
+                    raise
+
+    async def place_again(self, placed: Placed, *, is_gone: bool) -> Placed:
+        """Place the request on another replica than that of `placed`, which has ended.
+
+        `is_gone`: that replica refused the connection or broke off. If it was the last one, the next that comes gets
+        the request, perhaps the same one after a restart. Raises: as `Placed.place_again`, and `Intake.place`.
+        """
+        if (tried := self._serving.replicas.get(placed.placement.replica_id)) is not None:
+            self._tried.append(tried)
+        try:
+            return await placed.place_again()
+        except NoReplicaError:
+            if not is_gone or not await self._serving.replica_wait.over(self._tried):
+                raise
+        return await self.place()
+
 
 _MOVES_AFTER_FAILURES = 1
 """How often a request moves after a replica failed while it may have worked: the request may be what makes it fail."""

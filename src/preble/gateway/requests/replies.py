@@ -6,8 +6,8 @@ import msgspec
 from msgspec import Raw
 
 from preble.engines import Forwarded
+from preble.gateway.http.headers import MATCHED_TOKENS, REASON, REPLICA, placement_headers
 from preble.gateway.http.page_client import PageClient
-from preble.gateway.http.placement_headers import MATCHED_TOKENS, REASON, REPLICA, placement_headers
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.prompts.endpoints import JSON_TYPE, ErrorForm, HeaderList, in_style

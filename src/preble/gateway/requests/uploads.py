@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Mapping
 
 from preble.config import GatewayConfig
 from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
-from preble.gateway.http.body_memory import BodyShare
+from preble.gateway.http.bodies import BodyShare
+from preble.gateway.http.headers import PassedHeaders, placement_headers
 from preble.gateway.http.page_client import PageClient
-from preble.gateway.http.placement_headers import placement_headers
-from preble.gateway.requests.passed_headers import PassedHeaders
-from preble.gateway.requests.placing import Placing
+from preble.gateway.requests.relay import Placing
 from preble.gateway.requests.replies import pass_on
 from preble.prompts.endpoints import Endpoint, Fields, UploadHead
 from preble.serving import Intake, ParsedRequest, Placed

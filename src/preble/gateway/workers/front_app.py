@@ -6,7 +6,7 @@ from typing import cast
 
 from preble.config import GatewayConfig
 from preble.gateway.app import App
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.pages.live import UI, UI_EVENTS, UI_PICTURE
 from preble.gateway.pages.status import HEALTH, READY, VERSION

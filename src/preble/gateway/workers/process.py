@@ -19,7 +19,7 @@ from preble.config import GatewayConfig
 from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.app import App
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.gateway.server import accepting, prepared_process, until_settled
 from preble.gateway.workers.front_app import FrontApp
 from preble.logs import LogLosses, configure_logging

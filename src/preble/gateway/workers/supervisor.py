@@ -22,7 +22,7 @@ from preble.config.reloading import in_force
 from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.handover import Inherited, Upgrade
-from preble.gateway.http.keys import KeyRing
+from preble.gateway.http.access import KeyRing
 from preble.gateway.reloading import Contents, contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.gateway.server import print_url, tell_of_listening
 from preble.gateway.workers.count import own_engine

@@ -28,7 +28,7 @@ from preble.integrations.ray.replica import STATS_KEY
 from preble.integrations.ray.reports import Reporter
 from preble.integrations.ray.settings import request_router_config
 from preble.profiles import load_profile
-from preble.web.heads import HeaderList
+from preble.web.messages import HeaderList
 from preble.web.server.answering import RequestHead
 from preble.web.server.awaited import ClientGone
 from preble.web.server.connection import ClientConnection

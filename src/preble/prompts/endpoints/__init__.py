@@ -3,7 +3,6 @@
 from preble.prompts.endpoints.answers import MOST_TOKENS, PromptTokensDetails, Usage
 from preble.prompts.endpoints.bodies import Fields, Prompt
 from preble.prompts.endpoints.by_load import UploadHead
-from preble.prompts.endpoints.endpoint import Endpoint
 from preble.prompts.endpoints.errors import (
     JSON_TYPE,
     ErrorForm,
@@ -14,7 +13,7 @@ from preble.prompts.endpoints.errors import (
     read_retry_after,
 )
 from preble.prompts.endpoints.events import StreamMeter
-from preble.prompts.endpoints.table import CHAT, COMPLETIONS, ENDPOINTS, OTHER, endpoint_of
+from preble.prompts.endpoints.table import CHAT, COMPLETIONS, ENDPOINTS, OTHER, Endpoint, endpoint_of
 
 __all__ = [
     "CHAT",

@@ -25,11 +25,10 @@ from preble.errors import ConfigError
 from preble.profiles import load_profile
 from preble.rules.callers import Caller
 from preble.rules.key_limits import KeyLimits
-from preble.serving.dispatcher import Dispatcher
 from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.link.protocol import LinkedReplica
 from preble.serving.placed import LocalPlaced
-from preble.serving.placements import Placements
+from preble.serving.placements import Dispatcher, Placements
 from preble.serving.replicas.clients import client_of
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.scheduler_setup import DEFAULT_PROFILE

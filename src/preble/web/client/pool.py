@@ -19,8 +19,7 @@ from typing import Protocol
 from aiohappyeyeballs import AddrInfoType, start_connection
 
 from preble.errors import EngineError, EngineGone, EngineProtocolError, EngineRefused
-from preble.web.client.reader import AnswerReader, BadAnswer
-from preble.web.heads import HeaderList
+from preble.web.messages import AnswerReader, BadAnswer, HeaderList
 
 STALE_WINDOW_S = 1.0
 """A kept connection that was closed for idleness fails within a round trip; later failures are the server's."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from preble.web.heads import CONTINUE, LAST_CHUNK, HeaderList, answer_head, chunk
+from preble.web.messages import CONTINUE, LAST_CHUNK, HeaderList, answer_head, chunk
 
 if TYPE_CHECKING:
     from preble.web.server.connection import ClientConnection

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from preble.web.heads import CONTINUE, HeaderList
+from preble.web.messages import CONTINUE, HeaderList
 from preble.web.server.answering import Answering, RequestHead
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ import httptools
 import msgspec
 import structlog
 
-from preble.web.heads import CONTINUE, HeaderList, by_name
+from preble.web.messages import CONTINUE, HeaderList, by_name
 from preble.web.server.answering import Accept, Answering, RequestHead
 from preble.web.server.connection_limit import Access, ConnectionLimit
 from preble.web.server.tcp import bytes_in_socket, bytes_unread, is_half_closed, is_reset

@@ -6,7 +6,7 @@ from math import exp
 
 import pytest
 
-from preble.core.cluster.recomputation import Recomputation
+from preble.core.cluster.state import Recomputation
 from preble.core.prefixes.history import MEMORY_ANSWERS, MEMORY_S, PRIOR_ANSWERS, STREAK_S, PrefixHistory
 from preble.core.prefixes.radix_tree import Node, RadixTree
 from preble.core.types import Request, RequestId, pack_tokens

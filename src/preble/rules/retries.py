@@ -1,13 +1,4 @@
-"""Requests of which replicas die: recognised by the deaths that they were at, and refused for a while.
-
-A replica that dies had many requests at once. One death does not show of which of them it died, or whether of any. So
-every request that had no answer yet is a suspect, by what it is like (prompt, namespace, key), until a request like it
-is answered. If replicas die again, the one suspect that was at more deaths than all others there counts as the cause.
-Where several were at as many, none does: each is answered elsewhere, which clears it, or replicas die of it again.
-
-A broken connection alone is no death: the replica must leave the rotation, too. What dies within `ONE_INCIDENT_S`
-counts as one death, for one cause may end several replicas: a host, an operator.
-"""
+"""Which requests may be sent again: the fleet's budget of retries, and requests that replicas have died of."""
 
 from __future__ import annotations
 
@@ -16,9 +7,60 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from math import inf
 
+from preble.config import RetryConfig
 from preble.core.types import ReplicaId, Request
 from preble.core.types.life import Ended, Fact, Outcome
 from preble.rules.followed import Followed
+
+
+class RetryBudget:
+    """Allows a share of the placed requests to be placed again, and a small number however few there are.
+
+    Counts in a sliding window: the current period and the part of the last one that the window still covers. Time is
+    an argument, in seconds and never going back. O(1).
+    """
+
+    def __init__(self, config: RetryConfig) -> None:
+        self._config = config
+        self._period = -1
+        self._requests = [0, 0]
+        self._retries = [0, 0]
+        """Of the last period and of the current one."""
+
+    def configure(self, config: RetryConfig) -> None:
+        """Allow so much from now on."""
+        self._config = config
+
+    def placed(self, now: float) -> None:
+        """Count a request that is placed for the first time."""
+        self._move_to(now)
+        self._requests[1] += 1
+
+    def placed_again(self, now: float) -> None:
+        """Count a retry."""
+        self._move_to(now)
+        self._retries[1] += 1
+
+    def allows_one(self, now: float) -> bool:
+        """Return whether a request may be placed again now."""
+        self._move_to(now)
+        covered = 1.0 - now / self._config.window_s % 1.0
+        allowed = self._config.least + self._config.share * _sum(self._requests, covered)
+        return _sum(self._retries, covered) + 1 <= allowed
+
+    def _move_to(self, now: float) -> None:
+        period = int(now / self._config.window_s)
+        if period != self._period:
+            follows = period == self._period + 1
+            for counts in (self._requests, self._retries):
+                counts[:] = [counts[1] if follows else 0, 0]
+            self._period = period
+
+
+def _sum(counts: list[int], covered: float) -> float:
+    last, current = counts
+    return last * covered + current
+
 
 ONE_INCIDENT_S = 1.0
 CONFIRMED_WITHIN_S = 30.0

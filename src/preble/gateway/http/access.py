@@ -1,4 +1,4 @@
-"""What pages in a browser may do: which of them may ask (CORS), and what no page may that nobody has named.
+"""Who may ask: the holders of API keys, and pages in browsers (CORS).
 
 A browser lets any page send some requests without asking first (a form's), and lets a page ask its own site, which may
 have a name that leads to this machine (DNS rebinding). A gateway without keys would answer both, so it looks at what
@@ -10,9 +10,78 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
 
-from preble.config import GatewayConfig
+from preble.config import AuthConfig, GatewayConfig
+from preble.config.keys import KeyConfig, load_keys, named_key
 from preble.prompts.endpoints import ErrorForm, HeaderList
+from preble.rules.callers import ANYBODY, Caller
+
+UNAUTHORIZED = ErrorForm(
+    401,
+    "authentication_error",
+    "invalid_api_key",
+    "give a valid API key, as `Authorization: Bearer KEY` or `x-api-key: KEY`",
+)
+
+NOBODY = Caller(is_admin=False)
+"""The caller whose key is missing or wrong."""
+
+
+class KeyRing:
+    """The keys that are accepted. Without any, everybody is let in and may do everything.
+
+    `has_keys`: whether anybody is asked for a key.
+
+    Keys are compared by their hashes, so the time of a check reveals nothing about a key.
+    """
+
+    def __init__(self, config: AuthConfig, classes: tuple[str, ...] = ()) -> None:
+        """`classes`: of priority, which keys may name. Raises: ConfigError: the file of keys is unusable."""
+        self._config = config
+        self._classes = classes
+        callers: dict[str, Caller] = {}
+        for is_admin, given in ((False, self._config.api_keys), (True, self._config.admin_keys)):
+            for name, digest in map(named_key, given):
+                callers[digest] = _caller(name, KeyConfig(digest, admin=is_admin))
+        if self._config.keys_file is not None:
+            named = load_keys(self._config.keys_file, self._classes)
+            callers |= {key.sha256: _caller(name, key) for name, key in named.items()}
+        # The same in every gateway that has these keys, also after a restart: what is cached stays usable.
+        secrets = {callers[digest].tenant: digest for digest in sorted(callers, reverse=True)}
+        self._callers: Mapping[str, Caller] = {
+            digest: replace(caller, secret=secrets[caller.tenant]) for digest, caller in callers.items()
+        }
+        self.has_keys = bool(callers) or config.keys_file is not None
+
+    @property
+    def num_keys(self) -> int:
+        """How many keys are accepted."""
+        return len(self._callers)
+
+    def caller(self, headers: Mapping[bytes, bytes]) -> Caller | None:
+        """Return who sends a request with these headers; None if the key is missing or wrong."""
+        if not self.has_keys:
+            return ANYBODY
+        return self._callers.get(sha256(_given(headers)).hexdigest())
+
+
+def _given(headers: Mapping[bytes, bytes]) -> bytes:
+    scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+    return bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"").strip()
+
+
+def _caller(name: str, key: KeyConfig) -> Caller:
+    return Caller(
+        name=name,
+        tenant=key.tenant or name,
+        is_admin=key.admin,
+        shares_cache=key.share_cache,
+        weight=key.weight,
+        limits=key,
+    )
+
 
 _ORIGIN, _METHOD, _HEADERS = b"origin", b"access-control-request-method", b"access-control-request-headers"
 _VARY = (b"vary", b"Origin")
