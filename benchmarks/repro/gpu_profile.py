@@ -40,6 +40,7 @@ from preble.core.types import Tier
 from preble.lab.profiling import DecodeTimes, LoadTimes, Measurements, Plan, PrefillTimes, fit_profile, make_plan
 from preble.profiles import profile_json
 
+COMMAND = "benchmarks/repro/gpu_profile.py"
 WARM_UPS = 2
 LONG_S = 1.0
 """Iterations that take longer are timed twice, whatever the plan says: they vary little."""
@@ -357,22 +358,22 @@ def measure(
         decode=tuple(decode),
         tier=Tier.HOST,
         loads=tuple(loads),
-        notes=tuple(measuring.notes),
+        notes=(*what_it_lacks(gpus), *measuring.notes),
     )
     return measurements, unseen
 
 
-def source_of(m: Measurements, gpus: int) -> str:
+def what_it_lacks(gpus: int) -> tuple[str, ...]:
+    """What a reader of the profile must know of how it was made."""
     joined = (
-        f" All-reduces between the {gpus} GPUs are assumed, not measured: two a layer, {ALL_REDUCE_S * 1e6:.0f} us and "
-        f"{ALL_REDUCE_BYTES_PER_S / 1e9:.0f} GB/s."
+        f"all-reduces between the {gpus} GPUs are assumed, not measured: two a layer, {ALL_REDUCE_S * 1e6:.0f} us and "
+        f"{ALL_REDUCE_BYTES_PER_S / 1e9:.0f} GB/s",
     )
     return (
-        f"Measured by benchmarks/repro/gpu_profile.py ({m.version}) on {m.date}: {m.model} under {m.engine} on "
-        f"{m.machine}; no engine around it; CUDA graphs up to {GRAPH_TOKENS} tokens.{joined if gpus > 1 else ''} KV "
-        f"capacity: what is left beside the weights of {MEMORY_SHARE:.0%} of the memory. "
-        + " ".join(f"{note}." for note in m.notes)
-    ).strip()
+        f"no engine around it; CUDA graphs up to {GRAPH_TOKENS} tokens",
+        *(joined if gpus > 1 else ()),
+        f"KV capacity: what is left beside the weights of {MEMORY_SHARE:.0%} of the memory",
+    )
 
 
 def judge(unseen: list[Unseen], profile: CostProfile) -> list[Unseen]:
@@ -408,7 +409,7 @@ def main() -> None:
     machine = torch.cuda.get_device_name(device) if has_gpu else "a CPU"
     measurements, unseen = measure(given.shape, device, machine, given.max_tokens, gpus=given.gpus, quick=given.quick)
     name = given.name or f"{slug(machine)}{f'x{given.gpus}' if given.gpus > 1 else ''}-{given.shape}"
-    fit = fit_profile(measurements, name=name, source=source_of(measurements, given.gpus))
+    fit = fit_profile(measurements, name=name, source=measurements.source(COMMAND))
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / f"{name}.raw.json").write_bytes(msgspec.json.format(msgspec.json.encode(measurements)))
     (given.out / f"{name}.json").write_text(profile_json(fit.profile), encoding="utf-8")

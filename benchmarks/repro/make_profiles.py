@@ -6,6 +6,8 @@ writes one JSON file a profile (default: the package's own folder). The publishe
 in places fall or jump, so each is evaluated at fixed prompt lengths and the running maximum of the values is taken;
 between the points a profile is linear. `n` is new tokens, `c` context tokens with the new ones; fits are in ms.
 
+A measured one is fitted again to the times that `benchmarks/repro/gpu_profile.py` kept in benchmarks/results/gpu.
+
 Source of the fits: the authors' repository, github.com/WukLab/preble, commit 8e7906a, its regression functions for
 prefill time by GPU and model. Only the coefficients are taken.
 """
@@ -14,13 +16,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
+import msgspec
+
 from preble.core.costs.model import CostProfile
+from preble.lab.profiling import Measurements, fit_profile
 from preble.profiles import profile_json
 
 FOLDER = Path(__file__).parents[2] / "src" / "preble" / "profiles" / "data"
+
+MEASURED = Path(__file__).parents[1] / "results" / "gpu"
 
 POINTS = (*range(0, 2048, 64), *range(2048, 8192, 512), *range(8192, 32768 + 1, 2048))
 """Prompt lengths at which a fit is evaluated; the fits are at most quadratic, so the long pieces err by under 2 ms."""
@@ -203,12 +211,20 @@ def tiny_cpu() -> CostProfile:
     )
 
 
+def measured(name: str) -> CostProfile:
+    kept = msgspec.json.decode((MEASURED / f"{name}.raw.json").read_bytes(), type=Measurements)
+    return fit_profile(kept, name=name, source=kept.source("benchmarks/repro/gpu_profile.py")).profile
+
+
 PROFILES = (
     a6000_mistral_7b,
     a100_mistral_7b,
     a100x2_llama_3_70b,
     h100x2_llama_3_70b,
     a6000_llama_2_7b_vllm,
+    partial(measured, "h100-mistral-7b"),
+    partial(measured, "h100-llama-3-8b"),
+    partial(measured, "h100x4-llama-3-70b"),
     tiny_cpu,
 )
 

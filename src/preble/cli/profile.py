@@ -71,7 +71,12 @@ def command(
         require_matplotlib()
     configure_logging("error", "console")
     measurements = run_cancellable(_measured(**options))
-    fit = fit_profile(measurements, name=name or output.stem, source=_source(measurements), typical_batch=typical_batch)
+    fit = fit_profile(
+        measurements,
+        name=name or output.stem,
+        source=measurements.source("`preble profile`"),
+        typical_batch=typical_batch,
+    )
     _write(fit, measurements, output=output, plot=plot, raw=raw)
     _show(fit, measurements, json_file)
 
@@ -108,15 +113,6 @@ def _machine_at(url: str) -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return "this machine"
-
-
-def _source(measurements: Measurements) -> str:
-    m = measurements
-    notes = "".join(f" {note[0].upper()}{note[1:]}." for note in m.notes)
-    return (
-        f"Measured by `preble profile` {m.version} on {m.date}: {m.model} under {m.engine} on {m.machine}, "
-        f"{len(m.prefill)} prefills and {len(m.decode)} decodes.{notes}"
-    )
 
 
 def _write(fit: Fit, measurements: Measurements, *, output: Path, plot: Path | None, raw: Path | None) -> None:

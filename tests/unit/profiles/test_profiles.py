@@ -39,7 +39,10 @@ def test_the_shipped_profiles_are_these() -> None:
         "a100x2-llama-3-70b",
         "a6000-llama-2-7b-vllm",
         "a6000-mistral-7b",
+        "h100-llama-3-8b",
+        "h100-mistral-7b",
         "h100x2-llama-3-70b",
+        "h100x4-llama-3-70b",
         "tiny-cpu",
     ]
 

@@ -86,6 +86,14 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     loads: tuple[LoadTimes, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def source(self, command: str) -> str:
+        """Say where a profile fitted to these comes from, `command` being what measured."""
+        notes = "".join(f" {note[0].upper()}{note[1:]}." for note in self.notes)
+        return (
+            f"Measured by {command} {self.version} on {self.date}: {self.model} under {self.engine} on {self.machine}, "
+            f"{len(self.prefill)} prefills and {len(self.decode)} decodes.{notes}"
+        )
+
 
 def spread(seconds: tuple[float, ...]) -> float:
     """Return the width of the repetitions' middle half relative to their median; 0.0 for fewer than two.
