@@ -14,7 +14,7 @@ from gateway.conftest import Serve
 from gateway.fakes import gated, replicas, rubbish
 from preble.config import LimitsConfig, TimeoutsConfig
 from preble.errors import Overloaded
-from preble.gateway.http import body_memory
+from preble.gateway.http import bodies
 from preble.gateway.http.bodies import BodyMemoryBudget
 from support.waiting import eventually
 
@@ -38,8 +38,8 @@ def test_failing_requests_cannot_keep_the_garbage_collector_busy(monkeypatch: py
         clock[0] += 1.0
 
     clock = [0.0]
-    monkeypatch.setattr(body_memory.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(body_memory.gc, "collect", collect)
+    monkeypatch.setattr(bodies.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(bodies.gc, "collect", collect)
     room = BodyMemoryBudget(800, retry_after_s=1.0)
     while clock[0] < 50.0:
         with suppress(ValueError), room.share() as one:

@@ -13,7 +13,7 @@ from gateway.conftest import Serve, Served
 from gateway.fakes import answer, gated, replicas
 from preble.config import LimitsConfig
 from preble.errors import EngineGone
-from preble.gateway.http import body_memory
+from preble.gateway.http import bodies
 from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.requests import prompt_list
 from preble.gateway.requests.attempt import Attempt
@@ -92,7 +92,7 @@ async def nothing_held(gateway: Served) -> None:
 
 async def test_lists_that_are_given_up_do_not_stay_in_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The automatic collector is off here: in a gateway it hardly ever looks at old objects."""
-    monkeypatch.setattr(body_memory, "_TIMES_ITS_OWN", 0)
+    monkeypatch.setattr(bodies, "_TIMES_ITS_OWN", 0)
     limits = LimitsConfig(prompts_at_once=10, max_body_bytes=100_000)
     async with replicas(1) as [one], serve([one], limits=limits) as gateway:
         gc.collect()

@@ -12,14 +12,14 @@ from structlog.testing import capture_logs
 from gateway.conftest import Serve, Served
 from gateway.fakes import FakeReplica, answer, gated, prompt_of, replicas
 from preble.config import HealthConfig
-from preble.rules import quarantine
+from preble.rules import retries
 from support.waiting import eventually
 
 
 @pytest.fixture(autouse=True)
 def fast_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fakes die one after the other within milliseconds, as nothing real does."""
-    monkeypatch.setattr(quarantine, "ONE_INCIDENT_S", 0.0)
+    monkeypatch.setattr(retries, "ONE_INCIDENT_S", 0.0)
 
 
 async def dies_of_it(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

@@ -200,6 +200,7 @@ def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str 
     if gpus is None:
         argv += ["--device", "cpu", "--attention-backend", "torch_native", "--dtype", "bfloat16"]
         argv += ["--chunked-prefill-size", "1024", "--max-running-requests", "16", "--skip-server-warmup"]
+        argv += ["--sleep-on-idle"]  # else its idle loop takes a whole core from the replicas beside it
         environ |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": str(_threads(options))}
         kv_tokens = kv_tokens or CPU_KV_TOKENS
     else:
