@@ -3,7 +3,7 @@
     python benchmarks/repro/gateway_ranking.py                          # simulate, then measure: half an hour
     python benchmarks/repro/gateway_ranking.py --simulate               # only what needs no quiet machine
     python benchmarks/repro/gateway_ranking.py --workload video --policy preble
-    python benchmarks/repro/gateway_ranking.py --draw                   # fill in docs/evaluation.md, draw the figure
+    python benchmarks/repro/gateway_ranking.py --draw                   # fill in the page, draw the figure
 
 Four emulated replicas and the gateway, each a process of its own, take real time and the same requests at the same
 times (open loop) as the simulator. Nothing else may run meanwhile. Each run is kept as it ends in

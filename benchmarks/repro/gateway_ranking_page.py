@@ -1,4 +1,4 @@
-"""What gateway_ranking.py shows in docs/evaluation.md: the policies simulated and through the gateway, side by side."""
+"""What gateway_ranking.py shows in benchmarks/EVALUATION.md: policies simulated and through the gateway."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from statistics import correlation, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from gateway_ranking_case import POLICIES, ROOT, SHIFT_S, SHIFTS, WORKLOADS, Pair, Results, Run
-from page import NOT_RUN, filled, markdown
+from gateway_ranking_case import POLICIES, SHIFT_S, SHIFTS, WORKLOADS, Pair, Results, Run
+from page import EVALUATION, EVALUATION_FIGURES, NOT_RUN, filled, markdown
 
 from preble.lab.metrics.summary import Distribution
 from preble.lab.report import PALETTE, Drawing, Table, draw
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PAGE = ROOT / "docs" / "evaluation.md"
-FIGURE = ROOT / "docs" / "evaluation" / "gateway-ranking.svg"
+_, PAGE = EVALUATION
+FIGURE = EVALUATION_FIGURES / "gateway-ranking.svg"
 SIMULATED, MEASURED = PALETTE[7], PALETTE[0]
 
 Number = Callable[[Run], float]

@@ -4,7 +4,7 @@
     python benchmarks/repro/grid.py --full         # then larger clusters, more seeds where it is close, more policies
     python benchmarks/repro/grid.py --only harm    # cells whose names begin so
     python benchmarks/repro/grid.py --list
-    python benchmarks/repro/grid.py --draw         # fill in docs/evaluation.md from the results that are there
+    python benchmarks/repro/grid.py --draw         # fill in the pages from the results that are there
 
 Each cell is a comparison as `preble compare` makes it: every policy's capacity is searched, then all run at parts of
 the best one's. Runs last three of the policy's windows and end early where it is clear what they say. Each cell has a
@@ -24,6 +24,7 @@ from types import MappingProxyType
 import msgspec
 from evaluation_cases import CASES as EVALUATED
 from evaluation_cases import DATA
+from page import EVALUATION, EVALUATION_FIGURES, NOT_RUN, fill, markdown
 
 from preble.core.costs.model import CostModel
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
@@ -35,9 +36,7 @@ from preble.lab.workloads import Stream, WorkloadPlan
 from preble.profiles import load_profile
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "grid"
-DOCS = Path(__file__).parents[2] / "docs"
-PAGE = DOCS / "evaluation.md"
-FIGURE = DOCS / "evaluation" / "map.svg"
+FIGURE = EVALUATION_FIGURES / "map.svg"
 PROFILE = load_profile("a6000-mistral-7b")
 SCREEN = ("preble", "sticky_until_saturated", "least_load")
 EVERYBODY = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
@@ -165,7 +164,7 @@ def _share(caches: float, replicas: int) -> str:
 
 
 def _harm() -> Iterator[Cell]:
-    """What may harm a policy that knows caches; each at four fifths of what least load carries for ever."""
+    """What may harm a policy that knows caches; each at four fifths of what least load carries in steady state."""
 
     def cell(name: str, title: str, rate: float, *streams: Stream, **more: object) -> Cell:
         return _stream_cell(f"harm-{name}", title, streams, rates=(rate,), **{"kv_tokens": 60_000} | more)  # type: ignore[arg-type]
@@ -298,12 +297,11 @@ def known_results() -> dict[str, CompareResult]:
 def draw_page() -> None:
     """Fill in the page's tables and draw the map."""
     from grid_page import map_drawing, tables, values
-    from page import NOT_RUN, filled, markdown
 
     results = known_results()
     made = {name: NOT_RUN if table is None else markdown(table) for name, table in tables(results).items()}
     made |= values(results)
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+    fill(EVALUATION, made)
     FIGURE.write_text(map_drawing(results).standalone(), encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""What docs/evaluation.md shows of the grid: the map of who is first where, and its tables."""
+"""What the evaluation shows of the grid: the map of who is first where, and its tables."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _known(results: Results, group: str) -> list[Cell]:
 
 
 def capacities(result: CompareResult) -> dict[str, float]:
-    """Policy -> what it carries for ever, the most first."""
+    """Policy -> what it carries in steady state, the most first."""
     found = {one.policy: one.capacity_rps.mean for one in result.standings}
     return dict(sorted(found.items(), key=lambda pair: -pair[1]))
 
@@ -113,13 +113,13 @@ def capacity_table(results: Results, cells: Sequence[Cell], policies: Sequence[s
     return Table(
         ("case", *policies, *(["bound"] if has_bound else []), "first", f"{OWN} against the best other"),
         [row(cell) for cell in cells],
-        caption=f"Requests/s carried for ever: TTFT p99 ≤ {_bounds(cells)} after the warm-up, and neither queues nor "
+        caption=f"Requests/s in steady state: TTFT p99 ≤ {_bounds(cells)} after the warm-up, and neither queues nor "
         f"misses that grow.{explained} Level: within {LEVEL:.0%}. {_seeds(results, cells)}",
     )
 
 
 def bound_rps(cell: Cell) -> float | None:
-    """The rate of a cell that no policy can carry for ever; None for populations that change, and for sessions."""
+    """Return a rate that no policy carries in steady state; None for populations that change, and for sessions."""
     try:
         return carried_rate(cell.workload.streams, cell.cluster, patience_s=cell.slo.ttft_p99_s or 0.0)
     except ConfigError:
@@ -245,7 +245,9 @@ def map_drawing(results: Results) -> Drawing:
         axes.set_xticks(range(len(CACHES)), [name for _, name in CACHES])
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set(xlim=(-0.5, len(CACHES) - 0.5), ylim=(len(rows) - 0.5, -0.5))
-        axes.set(title="Who carries most for ever", xlabel="how many of the prefixes the caches hold")
+        axes.set(
+            title="preble's capacity against the best other policy's", xlabel="how many of the prefixes the caches hold"
+        )
         axes.grid(visible=False)
 
     return draw(fill, height_in=1.4 + 0.52 * len(rows))
@@ -257,13 +259,12 @@ def _square(axes: object, x: int, y: int, result: CompareResult | None) -> None:
 
     assert isinstance(axes, Axes)
     if result is None:
-        axes.text(x, y, "not run", ha="center", va="center", fontsize=8, color="gray")
         return
     ahead = lead(result)
     colour = "#dddddd" if abs(ahead) < LEVEL else "#9fd8b4" if ahead > 0 else "#f3b995"
     axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, color=colour))
-    name = "level" if abs(ahead) < LEVEL else first(result)
-    axes.text(x, y, f"{name}\npreble {ahead:+.0%}", ha="center", va="center", fontsize=9, color="black")
+    name = "" if first(result) in ("level", OWN) else f"\n{first(result)}"
+    axes.text(x, y, f"{ahead:+.0%}{name}", ha="center", va="center", fontsize=9, color="black")
 
 
 def _row_name(cell: Cell) -> str:

@@ -2,7 +2,7 @@
 
     PREBLE_DATA=data python benchmarks/repro/held_out.py      # half an hour on one core; goes on where it was
     python benchmarks/repro/held_out.py --seeds 1             # the first seed alone; more can follow
-    python benchmarks/repro/held_out.py --draw                # fill in docs/evaluation.md from the results
+    python benchmarks/repro/held_out.py --draw                # fill in the page from the results
 
 The traces are public. Put them into `traces/` of the folder that PREBLE_DATA names:
 
@@ -29,7 +29,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 import msgspec
-from page import NOT_RUN, filled, markdown
+from page import EVALUATION, NOT_RUN, filled, markdown
 
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
 from preble.lab.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling
@@ -43,7 +43,7 @@ from preble.profiles import load_profile
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "held_out"
-PAGE = ROOT / "docs" / "evaluation.md"
+_, PAGE = EVALUATION
 TRACES = Path(os.environ.get("PREBLE_DATA", "data")) / "traces"
 OWN, BASE = "preble", "least_load"
 POLICIES = (OWN, "sticky_until_saturated", "slim_router", "sglang_cache_aware", "lmetric", "e2", BASE, "round_robin")

@@ -7,11 +7,16 @@ A table stands between `<!-- name -->` on a line of its own and `<!-- end -->`. 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 from preble.lab.report import Table
 
 MARKERS = re.compile(r"(<!-- (?P<name>(?:value:)?[\w.-]+) -->\n?).*?(<!-- end -->)", flags=re.DOTALL)
+ROOT = Path(__file__).parents[2]
+EVALUATION = (ROOT / "docs" / "evaluation.md", ROOT / "benchmarks" / "EVALUATION.md")
+"""What users decide by, and every table."""
+EVALUATION_FIGURES = ROOT / "benchmarks" / "evaluation"
 NOT_RUN = "*Not run yet.*\n"
 """Stands for a table without results."""
 
@@ -25,6 +30,12 @@ def filled(page: str, made: Mapping[str, str]) -> str:
     return MARKERS.sub(
         lambda match: match[1] + made[match["name"]] + match[3] if match["name"] in made else match[0], page
     )
+
+
+def fill(pages: Iterable[Path], made: Mapping[str, str]) -> None:
+    """Fill in these tables and values wherever the pages have their markers."""
+    for page in pages:
+        page.write_text(filled(page.read_text(encoding="utf-8"), made), encoding="utf-8")
 
 
 def names(page: str) -> list[str]:

@@ -3,7 +3,7 @@
     python benchmarks/repro/real_check.py                          # half an hour; nothing else may run meanwhile
     taskset -c 1 nice -n -10 python benchmarks/repro/real_check.py # on one core, before all others on it
     python benchmarks/repro/real_check.py --minutes 4 --rounds 1 --try     # to try it out; keeps nothing
-    python benchmarks/repro/real_check.py --draw                   # docs/evaluation.md from the results
+    python benchmarks/repro/real_check.py --draw                   # fill in the pages from the results
 
 A short search finds what least load and `preble` complete a second with `USERS` requests always in flight; the rate
 follows from that. Then the policies take turns, in another order each round, on the same engines, the same tools and,
@@ -29,8 +29,8 @@ from unittest.mock import patch
 
 import cpu_engines
 import msgspec
-from cpu_engines import CORES, DISTURBED, KV_TOKENS, NUMBERS, REPLICAS, ROOT, TOOLS, Measured, latency_s
-from page import NOT_RUN, filled, markdown
+from cpu_engines import CORES, DISTURBED, KV_TOKENS, NUMBERS, REPLICAS, TOOLS, Measured, latency_s
+from page import EVALUATION, NOT_RUN, fill, markdown
 
 from preble.core.costs.model import CostProfile
 from preble.engines.launch import ReplicaProcess
@@ -42,7 +42,6 @@ from preble.lab.workloads import Workload, WorkloadRequest
 from preble.lab.workloads.arrivals import make_arrivals
 
 PATH = cpu_engines.RESULTS / "real_check.json"
-PAGE = ROOT / "docs" / "evaluation.md"
 POLICIES = ("preble", "sticky_until_saturated", "e2", "least_load")
 BASIS, OURS = "least_load", "preble"
 
@@ -305,7 +304,7 @@ def main() -> None:
         results = asyncio.run(measure_all(options.minutes, options.rounds, keep=not options.tried))
     made = tables(results)
     if not options.tried:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made | values(results)), encoding="utf-8")
+        fill(EVALUATION, made | values(results))
     print(*made.values(), sep="\n")
 
 

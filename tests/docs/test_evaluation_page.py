@@ -21,9 +21,21 @@ def test_a_drawn_case_is_the_same_whenever_it_is_drawn_and_its_smaller_ones_can_
 
 
 def test_every_figure_of_the_page_is_there_and_no_other() -> None:
-    page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    page = (ROOT / "benchmarks" / "EVALUATION.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"evaluation/([\w-]+\.svg)\)", page))
-    assert shown == {path.name for path in (ROOT / "docs" / "evaluation").glob("*.svg")} != set()
+    assert shown == {path.name for path in (ROOT / "benchmarks" / "evaluation").glob("*.svg")} != set()
+
+
+def test_the_picture_of_gains_its_table_and_its_values_are_those_of_the_kept_result() -> None:
+    gains, page = script("benchmarks/repro/gains.py"), script("benchmarks/repro/page.py")
+    kept = gains.known_gains()
+    made = gains.values(kept) | {"gains": page.markdown(gains.table(kept))}
+    for path in gains.PAGES:
+        text = path.read_text(encoding="utf-8")
+        assert page.filled(text, made) == text, "fill it in: python benchmarks/repro/gains.py --draw"
+    for name in gains.drawings(kept):
+        drawn = (gains.FIGURES / name).read_text(encoding="utf-8")
+        assert all(f">{gain.title}<" in drawn for gain in kept)
 
 
 def test_the_tables_of_decision_0008_are_those_of_the_kept_results() -> None:

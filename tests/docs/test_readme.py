@@ -12,5 +12,5 @@ pytest.importorskip("matplotlib", reason="the benchmarks draw with matplotlib (t
 def test_the_values_of_the_readme_are_those_of_the_kept_results() -> None:
     readme = script("benchmarks/repro/readme.py")
     page, made = readme.PAGE.read_text(encoding="utf-8"), readme.values()
-    assert made.keys() == set(script("benchmarks/repro/page.py").names(page))
+    assert set(script("benchmarks/repro/page.py").names(page)) <= made.keys()
     assert readme.filled(page, made) == page, "fill it in: python benchmarks/repro/readme.py"

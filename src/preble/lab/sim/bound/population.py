@@ -1,4 +1,4 @@
-"""The highest rate that any scheduler could carry for ever of streams whose caches hold only a part of the prefixes.
+"""The highest rate that any scheduler could carry in steady state of streams whose caches hold only a part of the prefixes.
 
 Theory. Requests of a stream come at random times (Poisson), independent of all before, and a scheduler does not know
 them in advance. Four things then bound what it can do, all of them averages over a time without end:
@@ -43,7 +43,7 @@ _TOKEN_PRICES = (1.0, 0.95, 0.9, 0.8, 0.65, 0.4, 0.0)
 
 
 def carried_rate(streams: Sequence[Stream], config: SimConfig, *, patience_s: float) -> float:
-    """Return a rate, in requests/s of all streams, above which no placement and no order carries them for ever.
+    """Return a rate, in requests/s of all streams, above which no placement and no order carries them in steady state.
 
     `patience_s`: nobody waits longer for a first token. The streams' populations stay as they are or are renewed piece
     by piece: no flips, no sessions, no beginning and no end. O(prefixes + profile points x requests that run).
