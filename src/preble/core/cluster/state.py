@@ -45,7 +45,7 @@ class Recomputation:
 
 
 class Tiers:
-    """Where replicas keep KV blocks besides their engines' memory: in the host's memory, and in stores that they may share.
+    """Where replicas keep KV blocks besides their engines' memory: in the host's, and in stores that they may share.
 
     Each such place is a cache of its own in the prefix index, at an index that no replica has. A place is taken to hold
     a prompt from its first token on. So what a replica can use of a prompt is the longest of what its memory and its

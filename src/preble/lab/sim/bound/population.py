@@ -1,4 +1,4 @@
-"""The highest rate that any scheduler could carry in steady state of streams whose caches hold only a part of the prefixes.
+"""The highest steady rate that any scheduler could carry of streams whose caches hold only a part of the prefixes.
 
 Theory. Requests of a stream come at random times (Poisson), independent of all before, and a scheduler does not know
 them in advance. Four things then bound what it can do, all of them averages over a time without end:
