@@ -3,7 +3,7 @@
     python benchmarks/repro/ray_serve.py                # about five minutes; writes the result and draws it
     python benchmarks/repro/ray_serve.py --draw
 
-Starts Ray from .servers/ray (`python3 dev/setup.py ray`) and runs `python -m preble.integrations.ray.example` there.
+Starts Ray from .servers/ray (`python3 dev/setup.py ray`) and runs examples/ray_serve/ray_example.py there.
 Result: benchmarks/results/ray_serve.json. Drawn into docs/howto/ray-serve.md.
 """
 
@@ -22,7 +22,7 @@ from preble.lab.report import Table
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "ray_serve.json"
 PAGE = ROOT / "docs" / "howto" / "ray-serve.md"
-EXAMPLE = ["-m", "preble.integrations.ray.example", "--requests", "400", "--ingresses", "1,3", "--json"]
+EXAMPLE = [str(ROOT / "examples" / "ray_serve" / "ray_example.py"), "--requests", "400", "--ingresses", "1,3", "--json"]
 BAR = 0.02
 """How much lower the hits may be with three ingress replicas than with one."""
 

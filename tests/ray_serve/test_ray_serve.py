@@ -14,6 +14,7 @@ from support.servers import ROOT
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 INSIDE = str(ROOT / "tests" / "support" / "inside_ray.py")
+EXAMPLE = str(ROOT / "examples" / "ray_serve" / "ray_example.py")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def direct_cluster() -> Iterator[RayCluster]:
 
 def test_the_example_shows_more_hits_under_preble_than_under_rays_own_choice(cluster: RayCluster) -> None:
     arguments = ["--requests", "150", "--ingresses", "3", "--json"]
-    rays, ours = cluster.run("-m", "preble.integrations.ray.example", *arguments)
+    rays, ours = cluster.run(EXAMPLE, *arguments)
     assert (rays["router"], ours["router"]) == ("Ray's power of two choices", "Preble")
     assert rays["failed"] == ours["failed"] == ours["in_flight"] == ours["unplaced"] == 0
     assert ours["hits"] > rays["hits"] + 0.05

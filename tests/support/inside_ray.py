@@ -21,14 +21,14 @@ from unittest.mock import AsyncMock, Mock, patch
 
 import aiohttp
 import ray
+import ray_example as example
 from ray import serve
 from ray.serve._private.common import DeploymentID
+from ray_emulated import PROFILE, EmulatedServer, application
 
 from preble.core.types.life import Ended
 from preble.errors import ConfigError
-from preble.integrations.ray import example
 from preble.integrations.ray.direct import Message, direct_application, reported
-from preble.integrations.ray.emulated import PROFILE, EmulatedServer, application
 from preble.integrations.ray.hub import REPORT, HubBus, find_hub
 from preble.integrations.ray.placing import RESERVATION, Placer, PlacerState
 from preble.integrations.ray.settings import config_of, request_router_config

@@ -32,7 +32,9 @@ class RayCluster:
         self._folder = folder
         self.environ = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "examples" / "ray_serve")]
+            ),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "token",  # Ray listens on every interface
             "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else it writes one into the home directory

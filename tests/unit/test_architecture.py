@@ -351,8 +351,6 @@ RAW_TASKS = {
     # of one request or one call, which hears of their end
     "gateway/requests/at_once.py:run_until_wait",
     "integrations/ray/direct.py:__init__",
-    "integrations/ray/emulated.py:unless_gone",
-    "integrations/ray/example.py:send",
     "integrations/ray/placing.py:_place",
     "picker/calls.py:_begun",
     "serving/link/host.py:_in_background",

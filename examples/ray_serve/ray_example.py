@@ -1,4 +1,4 @@
-"""One command that shows what the router is worth: `python -m preble.integrations.ray.example`.
+"""One command that shows what the router is worth: `python examples/ray_serve/ray_example.py`.
 
 It starts Ray on this machine, an application of four emulated replicas behind three ingress replicas, and sends the
 same workload under Ray's power of two choices and under Preble. Needs no GPU.
@@ -19,10 +19,10 @@ import msgspec
 import ray
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
+from ray_emulated import application
 from rich.console import Console
 from rich.table import Table
 
-from preble.integrations.ray.emulated import application
 from preble.integrations.ray.placing import PlacerState
 
 APP = "preble-example"
