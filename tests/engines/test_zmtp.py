@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -20,11 +20,12 @@ from preble.engines import kv_subscription
 from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, replayed
 from preble.engines.kv_subscription import QUEUED_MESSAGES, Subscription
-from preble.engines.zmtp import GREETING, NotZmtp, Subscriber
+from preble.engines.zmtp import GREETING, NotZmtp, subscriber
 from support.waiting import PATIENCE_S, eventually
 
 MAX_BYTES = 5_000
 READY = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
+ROUTER_READY = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
 LONG_BODY = bytes(range(250)) * 4
 MESSAGE = b"\x01\x05topic\x01\x08" + (7).to_bytes(8, "big") + b"\x02" + len(LONG_BODY).to_bytes(8, "big") + LONG_BODY
 PING, PONG = b"\x04\x1a\x04PING\x00\x96sixteen bytes of it", b"\x04\x15\x04PONGsixteen bytes of"
@@ -37,10 +38,10 @@ def on_rubbish() -> None:
 def test_the_pieces_in_which_bytes_arrive_make_no_difference() -> None:
     sent = GREETING + READY + MESSAGE + PING + MESSAGE
     for size in (1, 2, 3, 7, 64, 100, len(sent)):
-        subscriber = Subscriber(b"topic", MAX_BYTES)
+        peer = subscriber(b"topic", MAX_BYTES)
         messages, answer = [], b""
         for at in range(0, len(sent), size):
-            whole, more = subscriber.feed(sent[at : at + size])
+            whole, more = peer.feed(sent[at : at + size])
             messages += whole
             answer += more
         assert messages == [[b"topic", (7).to_bytes(8, "big"), LONG_BODY]] * 2
@@ -54,7 +55,7 @@ def test_the_pieces_in_which_bytes_arrive_make_no_difference() -> None:
         (GREETING[:10] + b"\x02" + GREETING[11:], "version"),
         (GREETING[:12] + b"CURVE".ljust(20, b"\0") + GREETING[32:], "authentication"),
         (GREETING + b"\x04\x0e\x05ERROR\x07go away", "go away"),
-        (GREETING + READY.replace(b"PUB", b"REP"), "publish"),
+        (GREETING + READY.replace(b"PUB", b"REP"), "not PUB"),
         (GREETING + MESSAGE, "handshake"),
         (GREETING + READY + b"\x08\x01x", "flags 8"),
         (GREETING + READY + b"\x02" + (MAX_BYTES + 1).to_bytes(8, "big"), "5001 bytes"),
@@ -63,23 +64,23 @@ def test_the_pieces_in_which_bytes_arrive_make_no_difference() -> None:
 )
 def test_a_peer_that_is_no_publisher_is_refused(sent: bytes, reason: str) -> None:
     with pytest.raises(NotZmtp, match=reason):
-        Subscriber(b"", MAX_BYTES).feed(sent)
+        subscriber(b"", MAX_BYTES).feed(sent)
 
 
 def test_rubbish_raises_nothing_else_and_fills_no_memory() -> None:
     rng = Random(0)
     for _ in range(300):
-        subscriber = Subscriber(b"", MAX_BYTES)
+        peer = subscriber(b"", MAX_BYTES)
         sent = bytearray(GREETING + READY + MESSAGE * 3)
         for _ in range(rng.randrange(4)):
             sent[rng.randrange(len(sent))] = rng.randrange(256)
         try:
             for _ in range(20):
-                subscriber.feed(bytes(sent))
+                peer.feed(bytes(sent))
                 sent = bytearray(rng.randbytes(600))
         except NotZmtp:
             continue
-        assert len(subscriber._buffer) < 2 * MAX_BYTES
+        assert len(peer._buffer) < 2 * MAX_BYTES
 
 
 async def first_message_at(endpoint: str) -> Message:
@@ -121,9 +122,58 @@ async def test_a_stream_that_cannot_connect_says_why_and_may_still_be_closed(end
     assert reason in line["reason"]
 
 
-async def test_an_address_for_past_events_that_zmq_refuses_has_none() -> None:
+async def test_an_address_for_past_events_that_nothing_can_connect_to_has_none() -> None:
     with pytest.raises(ReplayUnavailable, match="cannot connect"):
-        await anext(replayed(KvEventEndpoints("tcp://127.0.0.1:1", f"ipc:///{'long' * 100}"), 0, 20))
+        await anext(replayed(KvEventEndpoints("tcp://127.0.0.1:1", f"ipc:///{'long' * 100}"), 0, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "greet"),
+        (GREETING + READY, "not ROUTER"),
+        (GREETING + ROUTER_READY + b"\x02" + (2**30).to_bytes(8, "big"), "bytes"),
+        (GREETING + ROUTER_READY, "no answer"),
+        (GREETING + ROUTER_READY + b"\x01\x00\x01\x00", "no answer"),
+    ],
+    ids=["another protocol", "a publisher", "too large", "silent", "half a message"],
+)
+async def test_a_peer_that_repeats_no_events_is_left_in_time(sent: bytes, reason: str) -> None:
+    async with asked_for_past_events() as (router, asked):
+        await asyncio.get_running_loop().sock_sendall(router, sent)
+        with pytest.raises(ReplayUnavailable, match=reason):
+            await asked
+
+
+@asynccontextmanager
+async def asked_for_past_events() -> AsyncIterator[tuple[socket.socket, asyncio.Task[Message]]]:
+    """The engine's side of a connection that asks for past events, and what comes of that within half a second."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        endpoint = "tcp://127.0.0.1:{1}".format(*listening.getsockname())
+        asked = asyncio.create_task(first_of(replayed(KvEventEndpoints(endpoint, endpoint), 0, 0.5)))
+        router, _ = await asyncio.get_running_loop().sock_accept(listening)
+        with router:
+            yield router, asked
+
+
+async def first_of(messages: AsyncGenerator[Message, None]) -> Message:
+    async with aclosing(messages):
+        return await anext(messages)
+
+
+async def test_a_publisher_that_begins_to_listen_later_is_asked_for_past_events() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    endpoint = f"tcp://127.0.0.1:{port}"
+    asked = asyncio.create_task(first_of(replayed(KvEventEndpoints(endpoint, endpoint), 7, PATIENCE_S)))
+    await asyncio.sleep(0)
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(endpoint)
+        client, *request = await router.recv_multipart()
+        assert request == [b"", (7).to_bytes(8, "big")]
+        await router.send_multipart([client, b"", b"topic", (7).to_bytes(8, "big"), LONG_BODY])
+        assert await asked == Message(7, LONG_BODY)
 
 
 async def test_a_stream_says_why_it_gives_a_connection_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Where a replica publishes its KV events, and asking its publisher for past ones over ZMQ.
+"""Where a replica publishes its KV events: connecting there, and asking the publisher for past ones.
 
 The publisher numbers its messages from 0 with each start, keeps the last ones, and repeats them on request. The live
 stream has a connection of its own (`kv_subscription`).
@@ -6,15 +6,15 @@ stream has a connection of its own (`kv_subscription`).
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator
+import socket
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import TypeVar
 
-import zmq
-import zmq.asyncio
-
+from preble.background import Backoff
+from preble.engines.zmtp import GREETING, NotZmtp, ZmtpPeer, dealer
 from preble.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -24,8 +24,13 @@ END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 
 _ADDRESS = re.compile(r"tcp://[^\s*/]+:(?P<port>\d{1,5})|ipc://\S+", re.ASCII)
 _HIGHEST_PORT = 65535
-_HEARTBEAT_MS, _HEARTBEAT_TIMEOUT_MS = 5_000, 15_000
-_RECONNECT_MS, _RECONNECT_MAX_MS = 100, 2_000
+_READ_BYTES = 256 * 1024
+_AHEAD_BYTES = 32 * 1024 * 1024
+"""Of a replay, twice as much is read before it is wanted: what waits with vLLM beyond 1,000 messages gets lost."""
+
+RECONNECT_S, RECONNECT_MAX_S = 0.1, 2.0
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +81,8 @@ class ReplayUnavailable(Exception):
     """Past messages are not available: no endpoint for them, or no answer in time."""
 
 
-@cache
-def _context() -> zmq.asyncio.Context:
-    """The context of every replay in this process, so that one thread serves all. By default ZMQ allows 1,023 sockets;
-    after a network is back, a large fleet may ask for more replays at once."""
-    context = zmq.asyncio.Context()
-    context.set(zmq.MAX_SOCKETS, context.get(zmq.SOCKET_LIMIT))
-    return context
-
-
 async def replayed(endpoints: KvEventEndpoints, start: int, timeout_s: float) -> AsyncGenerator[Message, None]:
-    """Past messages from number `start` on, in order, up to the newest.
+    """Yield past messages from number `start` on, in order, up to the newest.
 
     Some can be missing in the middle: the publisher's own queue to us may overflow.
 
@@ -94,42 +90,77 @@ async def replayed(endpoints: KvEventEndpoints, start: int, timeout_s: float) ->
     """
     if endpoints.replay is None:
         raise ReplayUnavailable("the engine keeps no past events (no replay endpoint)")
-    # A socket for each request: what a request that timed out still brings must not be taken for an answer.
-    dealer = _context().socket(zmq.DEALER)
+    # A connection for each request: what a request that timed out still brings must not be taken for an answer.
+    reader, writer = await _streams(endpoints.replay, timeout_s)
+    peer = dealer([b"", start.to_bytes(8, "big")], MAX_MESSAGE_BYTES)
     try:
-        _configure(dealer)
-        try:
-            dealer.connect(endpoints.replay)
-        except zmq.ZMQError as error:
-            raise ReplayUnavailable(f"ZMQ cannot connect to {endpoints.replay}: {error}") from error
-        await dealer.send_multipart([b"", start.to_bytes(8, "big")])
-        while (message := await _next_replayed(dealer, timeout_s)) is not None:
-            yield message
+        writer.write(GREETING)
+        while True:
+            for frames in await _next_messages(peer, reader, writer, timeout_s):
+                if len(frames) == 4 and frames[2] == END_OF_REPLAY:
+                    return
+                if (message := message_of(frames[1:])) is not None:
+                    yield message
     finally:
-        dealer.close(linger=0)
+        writer.transport.abort()
 
 
-async def _next_replayed(dealer: zmq.asyncio.Socket, timeout_s: float) -> Message | None:
-    """The next message of a replay, None at its end. Raises: ReplayUnavailable."""
-    while await dealer.poll(int(timeout_s * 1000)):
-        frames = await dealer.recv_multipart()
-        if len(frames) == 4 and frames[2] == END_OF_REPLAY:
-            return None
-        if (message := message_of(frames[1:])) is not None:
-            return message
-    raise ReplayUnavailable(f"no answer for {timeout_s:g} s")
+async def _streams(endpoint: str, timeout_s: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect, as often as it takes. Raises: ReplayUnavailable: it takes more than `timeout_s`."""
+    reader, backoff, why = asyncio.StreamReader(_AHEAD_BYTES), Backoff(RECONNECT_S, RECONNECT_MAX_S), "no answer"
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    transport, protocol = await connected(endpoint, lambda: asyncio.StreamReaderProtocol(reader))
+                    return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+                except CANNOT_CONNECT as error:
+                    why = str(error) or why
+                await backoff.pause()
+    except TimeoutError:
+        raise ReplayUnavailable(f"cannot connect to {endpoint}: {why}") from None
 
 
-def _configure(socket: zmq.Socket[Any]) -> None:
-    socket.setsockopt(zmq.LINGER, 0)
-    socket.setsockopt(zmq.IPV6, 1)
-    socket.setsockopt(zmq.RCVHWM, 0)  # what the publisher keeps bounds it
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.RECONNECT_IVL, _RECONNECT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS)
-    # Without these a peer whose machine vanished looks like one with nothing to say.
-    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_TIMEOUT_MS)
+async def _next_messages(
+    peer: ZmtpPeer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_s: float
+) -> list[list[bytes]]:
+    """Return the messages that arrive next, at least one. Raises: ReplayUnavailable: none does within `timeout_s`."""
+    messages: list[list[bytes]] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not messages:
+                if not (data := await reader.read(_READ_BYTES)):
+                    raise ReplayUnavailable("the engine has closed the connection")
+                messages, answer = peer.feed(data)
+                writer.write(answer)
+                await writer.drain()  # it may ask on and on, and not read our answers
+    except TimeoutError:
+        raise ReplayUnavailable(f"no answer for {timeout_s:g} s") from None
+    except (OSError, NotZmtp) as error:
+        raise ReplayUnavailable(str(error)) from error
+    return messages
+
+
+CANNOT_CONNECT = (OSError, OverflowError, ValueError)
+"""What `connected` raises: a port or host may be none."""
+
+
+async def connected(endpoint: str, new: Callable[[], P]) -> tuple[asyncio.Transport, P]:
+    """Connect to an address of ZMQ's. Raises: one of `CANNOT_CONNECT`."""
+    kind, _, address = endpoint.partition("://")
+    loop = asyncio.get_running_loop()
+    if kind != "ipc":
+        host, _, port = address.rpartition(":")
+        return await loop.create_connection(new, host.strip("[]"), int(port))
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.setblocking(False)
+        # at once or not at all; uvloop itself takes no abstract names, which begin with \0
+        made.connect("\0" + address[1:] if address[0] == "@" else address)
+        return await loop.create_unix_connection(new, sock=made)
+    except BaseException:
+        made.close()
+        raise
 
 
 def message_of(frames: list[bytes]) -> Message | None:

@@ -6,24 +6,32 @@ So a message costs one turn of the loop, and a quiet replica a sign of life ever
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import cast
 from weakref import WeakKeyDictionary
 
 from preble.background import Backoff
-from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message, message_of
-from preble.engines.zmtp import GREETING, PING, NotZmtp, Subscriber
+from preble.engines.kv_sockets import (
+    CANNOT_CONNECT,
+    MAX_MESSAGE_BYTES,
+    RECONNECT_MAX_S,
+    RECONNECT_S,
+    KvEventEndpoints,
+    Message,
+    connected,
+    message_of,
+)
+from preble.engines.zmtp import GREETING, PING, NotZmtp, subscriber
 
 QUEUED_MESSAGES = 1024
 """Messages that wait for us before we read no more; then they wait with the publisher. Reading goes on at the half."""
 
 QUEUED_BYTES = 2 * MAX_MESSAGE_BYTES
 
-_RECONNECT_S, _RECONNECT_MAX_S = 0.1, 2.0
 _CONNECT_TIMEOUT_S = 10.0
 _BEAT_S = 5.0
 """After so long in silence we ask for a sign of life. Without that a peer whose machine vanished looks like one with
@@ -200,45 +208,23 @@ class Subscription:
             self._end_wait()
 
     async def _connect(self) -> None:
-        backoff = Backoff(_RECONNECT_S, _RECONNECT_MAX_S)
+        backoff = Backoff(RECONNECT_S, RECONNECT_MAX_S)
         while not self._connected:
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    self._connection = await self._opened()
+                    new = partial(_Connection, self, self._topic)
+                    _, self._connection = await connected(self._endpoint, new)
                     await self._connection.is_settled
-            except (OSError, OverflowError, ValueError) as error:  # a port or host may be none
+            except CANNOT_CONNECT as error:
                 self.trouble = str(error) or self.trouble
                 if self._connection is not None:
                     self._connection.abort()
             if not self._connected:
                 await backoff.pause()
 
-    async def _opened(self) -> _Connection:
-        kind, _, address = self._endpoint.partition("://")
-
-        def connection() -> _Connection:
-            return _Connection(self, self._topic)
-
-        if kind == "ipc":
-            opened = await self._opened_file(connection, "\0" + address[1:] if address[0] == "@" else address)
-        else:
-            host, _, port = address.rpartition(":")
-            _, opened = await self._loop.create_connection(connection, host.strip("[]"), int(port))
-        return opened
-
-    async def _opened_file(self, connection: Callable[[], _Connection], path: str) -> _Connection:
-        made = socket.socket(socket.AF_UNIX)
-        try:
-            made.setblocking(False)
-            made.connect(path)  # at once or not at all; uvloop itself takes no abstract names, which begin with \0
-            return (await self._loop.create_unix_connection(connection, sock=made))[1]
-        except BaseException:
-            made.close()
-            raise
-
 
 class _Connection(asyncio.Protocol):
-    """Carries bytes between the socket and a `Subscriber`. `is_settled`: ready, or at its end.
+    """Carries bytes between the socket and a `ZmtpPeer`. `is_settled`: ready, or at its end.
 
     `is_full`: the subscription has enough messages for now. `rests`: it has just brought some. Call `settle` after each
     change of them.
@@ -246,7 +232,7 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self, subscription: Subscription, topic: bytes) -> None:
         self._subscription = subscription
-        self._subscriber = Subscriber(topic, MAX_MESSAGE_BYTES)
+        self._peer = subscriber(topic, MAX_MESSAGE_BYTES)
         self._loop = asyncio.get_running_loop()
         self._silent_beats = 0
         self._is_reading = True
@@ -261,19 +247,19 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._silent_beats = 0
         try:
-            messages, answer = self._subscriber.feed(data)
+            messages, answer = self._peer.feed(data)
         except NotZmtp as error:
             self._subscription.trouble = str(error)
             self._transport.abort()
             return
         if answer:
             self._transport.write(answer)
-        if self._subscriber.is_ready and not self.is_settled.done():
+        if self._peer.is_ready and not self.is_settled.done():
             self.is_settled.set_result(None)
             self._subscription.on_ready()
         if messages:
             self._subscription.on_messages(messages)
-            self.rests = not self._subscriber.is_within_message
+            self.rests = not self._peer.is_within_message
             if self.rests:
                 rests = _rests.get(self._loop) or _rests.setdefault(self._loop, _Rests())
                 rests.add(self, self._loop)
@@ -307,7 +293,7 @@ class _Connection(asyncio.Protocol):
         if self._silent_beats >= _LOST_AFTER_BEATS:
             self._transport.abort()
             return
-        if self._silent_beats and self._subscriber.is_ready:
+        if self._silent_beats and self._peer.is_ready:
             self._transport.write(PING)
         self._beat = self._loop.call_later(_BEAT_S, self._on_beat)
 

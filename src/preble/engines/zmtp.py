@@ -1,4 +1,4 @@
-"""ZMQ's protocol as one subscriber speaks it: bytes in, messages and bytes to answer out. No sockets, no clock.
+"""ZMQ's protocol as a subscriber and a dealer speak it: bytes in, messages and answers out. No sockets, no clock.
 
 libzmq does its input in a thread of its own: each message wakes that thread and then ours, which queries it five
 times. On a connection of our own event loop a message costs a fraction of that. This module leaves out what
@@ -29,16 +29,21 @@ class NotZmtp(Exception):
     """The peer sends what no publisher sends, or a message that is too large."""
 
 
-class Subscriber:
-    """The subscriber's side of one connection to a publisher. Send `GREETING` first.
+class ZmtpPeer:
+    """Our side of one connection. Send `GREETING` first. `subscriber` and `dealer` make it.
 
-    `is_ready`: the handshake is over, and the subscription sent.
+    `is_ready`: the handshake is over, and the opening sent.
     """
 
-    def __init__(self, topic: bytes, max_bytes: int) -> None:
-        """`topic`: how messages begin that the publisher sends. `max_bytes`: of one message."""
+    def __init__(self, kind: bytes, other: bytes, opening: bytes, max_bytes: int) -> None:
+        """`kind`: of socket that we are. `other`: kind that the peer must be. `opening`: sent when it is ready.
+
+        `max_bytes`: of one message.
+        """
         self.is_ready = False
-        self._subscription = _frame(b"\x01" + topic)
+        self._kind = kind
+        self._other = other
+        self._opening = opening
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._has_greeting = False
@@ -80,7 +85,7 @@ class Subscriber:
             raise NotZmtp("it speaks a version before 3, or asks for authentication")
         del self._buffer[:_GREETING_BYTES]
         self._has_greeting = True
-        return _command(b"READY", b"\x0bSocket-Type" + (3).to_bytes(4, "big") + b"SUB")
+        return _command(b"READY", b"\x0bSocket-Type" + len(self._kind).to_bytes(4, "big") + self._kind)
 
     def _take_frames(self, data: bytes | memoryview, messages: list[list[bytes]]) -> tuple[int, bytes]:
         """Add the messages that are complete in `data`. Returns how much of it is used up, and what to answer.
@@ -120,16 +125,27 @@ class Subscriber:
             raise NotZmtp("a message of too many bytes")
 
     def _answer_to(self, command: bytes) -> bytes:
-        """Raises: NotZmtp: it refuses us, or it is no publisher."""
+        """Raises: NotZmtp: it refuses us, or it is another kind of socket."""
         name, data = command[1 : 1 + command[0]] if command else b"", command[1 + command[0] :] if command else b""
         if name == b"READY":
-            if b"PUB" not in data:
-                raise NotZmtp("it does not publish")
+            if self._other not in data:
+                raise NotZmtp(f"its kind of socket is not {self._other.decode()}")
             self.is_ready = True
-            return self._subscription
+            return self._opening
         if name == b"ERROR":
             raise NotZmtp(f"it refuses the connection: {data[1:].decode(errors='replace')}")
         return _command(b"PONG", data[2 : 2 + _MAX_CONTEXT_BYTES]) if name == b"PING" else b""
+
+
+def subscriber(topic: bytes, max_bytes: int) -> ZmtpPeer:
+    """Return the side of a subscriber to messages that begin with `topic`."""
+    return ZmtpPeer(b"SUB", b"PUB", _frame(b"\x01" + topic), max_bytes)
+
+
+def dealer(request: list[bytes], max_bytes: int) -> ZmtpPeer:
+    """Return the side that sends a router one request, of these frames, and takes any number of messages for it."""
+    more = b"".join([_frame(frame, _MORE) for frame in request[:-1]])
+    return ZmtpPeer(b"DEALER", b"ROUTER", more + _frame(request[-1]), max_bytes)
 
 
 def _command(name: bytes, data: bytes) -> bytes:
