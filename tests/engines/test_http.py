@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -263,6 +264,62 @@ async def test_the_time_that_a_body_takes_is_not_the_engines() -> None:
         client.forward("POST", "/", {}, slowly(2, 0.75)) as answer,
     ):
         assert answer.status == 200
+
+
+async def test_nothing_is_taken_of_a_body_for_an_engine_that_refuses_connections() -> None:
+    with socket.socket() as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        async with client_of(f"http://127.0.0.1:{taken.getsockname()[1]}") as client:
+            body = slowly(1, 0.0)
+            with pytest.raises(EngineRefused):
+                async with client.forward("POST", "/", {}, body):
+                    pass
+            assert await anext(body) == b"piece"
+
+
+async def test_a_body_that_can_be_read_once_goes_over_a_new_connection() -> None:
+    async def ok(peer: Peer, _: int) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.answer(ANSWER)
+
+    async with serving(ok) as server, client_of(server.url) as client:
+        assert await body_of(client) == b"ok"
+        async with client.forward("POST", "/", {"content-length": "5"}, slowly(1, 0.0)) as answer:
+            assert answer.status == 200
+        assert len(server.peers) == 2, "the idle one may be closed by now"
+
+
+async def test_an_engine_that_answers_before_the_end_of_a_body_is_heard_at_once() -> None:
+    async def refuses(peer: Peer, _: int) -> None:
+        await peer.reader.readuntil(b"piece")
+        await peer.answer(ANSWER)
+        await peer.reader.read()
+
+    async with serving(refuses) as server, client_of(server.url) as client:
+        for count in (1, 2):
+            async with client.forward("POST", "/", {}, endless()) as answer:
+                assert [chunk async for chunk in answer.chunks()] == [b"ok"]
+            assert len(server.peers) == count, "the rest of the body is missing there"
+
+
+async def test_a_body_that_breaks_off_ends_the_request() -> None:
+    async def breaks() -> AsyncIterator[bytes]:
+        yield b"piece"
+        raise ValueError("the client has gone")
+
+    async def waits(peer: Peer, _: int) -> None:
+        await peer.reader.read()
+
+    async with serving(waits) as server, client_of(server.url) as client:
+        with pytest.raises(EngineGone, match="the whole body"):
+            async with client.forward("POST", "/", {}, breaks()):
+                pass
+        assert len(server.peers) <= 1
+
+
+async def endless() -> AsyncIterator[bytes]:
+    yield b"piece"
+    await asyncio.Event().wait()
 
 
 async def test_an_engine_that_does_not_answer_a_body_that_is_complete_times_out() -> None:

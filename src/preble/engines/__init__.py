@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.engines.awaited import AwaitedAnswer
-from preble.engines.forwarding import Forwarded
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.server import EngineServer, Found, connect
@@ -20,7 +19,6 @@ __all__ = [
     "EngineInfo",
     "EngineLoad",
     "EngineServer",
-    "Forwarded",
     "Found",
     "HttpClient",
     "HttpTimeouts",

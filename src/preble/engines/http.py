@@ -1,33 +1,20 @@
-"""HTTP to one replica: pooled connections, bounded waits, and our own errors in place of a library's.
-
-Requests with JSON bodies and questions of our own go over `preble.web.client`. Uploads go over aiohttp.
-"""
+"""HTTP to one replica: pooled connections, bounded waits, and errors that name it."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
-import aiohttp
 import msgspec
 
 from preble.core.types import ReplicaId
-from preble.engines.awaited import AwaitedAnswer, WholeAnswer
-from preble.engines.forwarding import Forwarded
-from preble.errors import (
-    EngineError,
-    EngineGone,
-    EngineProtocolError,
-    EngineRefused,
-    EngineTimeout,
-)
+from preble.engines.awaited import AwaitedAnswer, Forwarded, WholeAnswer
+from preble.errors import EngineError, EngineProtocolError, EngineRefused
 from preble.web.client.failures import why_unreachable
 from preble.web.client.pool import ConnectionPool, Ongoing, Receiver
 from preble.web.messages import request_head
@@ -90,8 +77,6 @@ class HttpClient:
         # Of their own: a check must find out whether the server accepts connections, however many requests keep some.
         self._questions = new_pool()
         self._authorization = f"Bearer {api_key}" if api_key else None
-        self._session: aiohttp.ClientSession | None = None
-        self._closed = False
 
     def error(self, kind: type[EngineError], what: str, *, is_silent: bool = False) -> EngineError:
         """An error of this replica that names it. `what`: cut, since a replica's garbage may be part of it."""
@@ -123,26 +108,22 @@ class HttpClient:
         """As `begin`, for coroutines."""
         return AwaitedAnswer(self, partial(self.begin, path, body, headers))
 
-    @asynccontextmanager
-    async def forward(
+    def forward(
         self, method: str, path: str, headers: Mapping[str, str], body: AsyncIterable[bytes] | None = None
-    ) -> AsyncIterator[Forwarded]:
-        """Pass on a request as its body comes. Leaving before the answer's end aborts the work in the engine.
+    ) -> AwaitedAnswer:
+        """Pass on a request as its body comes: a context that waits for the head of the answer, as that of `send` does.
 
-        The time in which `body` gives no piece does not count for `first_byte_s`.
-
-        Raises, on entering: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
+        `path`: as for `ask`. `body`: taken once there is a connection. The time in which it gives no piece does not
+        count for `first_byte_s`.
         """
-        with self._own_errors():
-            async with asyncio.timeout(self.timeouts.first_byte_s) as limit:
-                data = None if body is None else _timed(body, limit, self.timeouts.first_byte_s)
-                response = await self._session_now().request(
-                    method, self.url + path, data=data, headers=self._headers_of(headers), allow_redirects=False
-                )
-        try:
-            yield Forwarded(self, response)
-        finally:
-            response.release() if response.content.at_eof() else response.close()
+        target, verb = _quoted_query(path), method.encode()
+        if body is None:
+            head = self._head(verb, target, headers, None if method == "GET" else 0)
+            return AwaitedAnswer(self, partial(self._pool.begin, (head, b"")))
+        is_chunked = "content-length" not in headers
+        sent = {**headers, "Transfer-Encoding": "chunked"} if is_chunked else headers
+        begin = partial(self._pool.begin_streamed, self._head(verb, target, sent, None))
+        return Forwarded(self, begin, body, is_chunked=is_chunked)
 
     async def ask(self, path: str, body: bytes | None = None) -> HttpAnswer:
         """A question of our own: GET, or POST where there is a body. The whole answer, of whatever status.
@@ -150,7 +131,7 @@ class HttpClient:
         `path`: perhaps with a query, quoted as in a URL.
         Raises: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
         """
-        target = quote(path, safe=f"{_PATH_LETTERS}?%").encode()
+        target = _quoted_query(path)
         head = self._head(b"GET", target, {}, None) if body is None else self._head(b"POST", target, {}, len(body))
         answer = WholeAnswer(path, MAX_CONTROL_BODY_BYTES, self.error)
         ongoing = self._questions.begin((head, body or b""), answer)
@@ -159,38 +140,6 @@ class HttpClient:
         finally:
             ongoing.abort()
         return HttpAnswer(self, path, answer.status, answer.headers, content)
-
-    @contextmanager
-    def _own_errors(self) -> Iterator[None]:
-        """Turn what the library raises before a body is being read into our errors."""
-        try:
-            yield
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            why = why_unreachable(error)
-            raise self.error(EngineRefused, f"cannot be reached: {why}", is_silent=_is_silent(error)) from error
-        except TimeoutError as error:
-            raise self.error(EngineTimeout, "did not answer in time", is_silent=True) from error
-        except (aiohttp.ClientResponseError, aiohttp.InvalidURL) as error:
-            raise self.error(EngineProtocolError, f"does not answer in HTTP ({error})") from error
-        except (aiohttp.ClientError, OSError) as error:
-            why = why_unreachable(error)
-            raise self.error(EngineGone, f"broke the connection before it answered: {why}") from error
-
-    def _session_now(self) -> aiohttp.ClientSession:
-        if self._closed:
-            # Whoever still holds this client goes to another replica.
-            raise self.error(EngineRefused, "is no longer watched")
-        if self._session is None:
-            # TCP_NODELAY is on for every TCP transport of asyncio and uvloop; no limit: the gateway has its own.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self.timeouts.keep_alive_s)
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.timeouts.connect_s),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                skip_auto_headers=("User-Agent", "Accept-Encoding"),
-                auto_decompress=False,
-            )
-        return self._session
 
     def _headers_of(self, headers: Mapping[str, str]) -> Mapping[str, str]:
         if "content-type" in headers and (self._authorization is None or "authorization" in headers):
@@ -205,32 +154,13 @@ class HttpClient:
 
     async def close(self) -> None:
         """Close every connection. May be called twice."""
-        self._closed = True
         self._pool.close()
         self._questions.close()
-        if self._session is not None:
-            await self._session.close()
 
 
 def _is_silent(error: BaseException) -> bool:
     """Whether no machine answered: none that refuses the connection, and no name server that knows none."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    return not isinstance(cause, (ConnectionRefusedError, socket.gaierror))
-
-
-async def _timed(body: AsyncIterable[bytes], limit: asyncio.Timeout, most_s: float) -> AsyncIterator[bytes]:
-    """Yield the pieces. `limit`: runs out `most_s` after each of them and after the end, if the server does nothing."""
-
-    def restart(after_s: float | None) -> None:
-        with suppress(RuntimeError):  # the server has answered before the body's end
-            limit.reschedule(None if after_s is None else asyncio.get_running_loop().time() + after_s)
-
-    restart(None)
-    async for piece in body:
-        restart(most_s)
-        yield piece
-        restart(None)
-    restart(most_s)
+    return not isinstance(error, (ConnectionRefusedError, socket.gaierror))
 
 
 _PATH_LETTERS = "/:@!$&'()*+,;=~-._"
@@ -240,6 +170,10 @@ _PATH_LETTERS = "/:@!$&'()*+,;=~-._"
 def _quoted(path: str) -> bytes:
     """A path as a request's first line can have it; clients choose some."""
     return quote(path, safe=_PATH_LETTERS).encode()
+
+
+def _quoted_query(path: str) -> bytes:
+    return quote(path, safe=f"{_PATH_LETTERS}?%").encode()
 
 
 @cache

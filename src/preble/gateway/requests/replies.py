@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from preble.engines import Forwarded
+from preble.engines import AwaitedAnswer
 from preble.gateway.http.headers import MATCHED_TOKENS, REASON, REPLICA, placement_headers
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.requests.attempt import Attempt
@@ -80,9 +80,9 @@ def answer_headers(attempt: Attempt) -> HeaderList:
     return passed_back(attempt.headers) + placement_headers([attempt.placed.placement])
 
 
-async def pass_on(client: PageClient, response: Forwarded, headers: HeaderList) -> None:
+async def pass_on(client: PageClient, response: AwaitedAnswer, headers: HeaderList) -> None:
     """Answer with the replica's answer, as it comes. Raises: EngineGone, EngineTimeout."""
-    client.begin(response.status, [*passed_back(response.headers), *headers])
+    client.begin(response.status, [*passed_back(response.raw_headers), *headers])
     async for chunk in response.chunks():
         await client.write(chunk)
     client.end()

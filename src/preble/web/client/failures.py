@@ -6,8 +6,6 @@ import os
 import socket
 from ssl import SSLCertVerificationError, SSLError
 
-import aiohttp
-
 
 def why_unreachable(error: BaseException) -> str:
     """Return why a connection failed or broke, in plain words; the error's class name if it has no message.
@@ -17,9 +15,8 @@ def why_unreachable(error: BaseException) -> str:
     >>> why_unreachable(TimeoutError())
     'no answer in time'
     """
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return f"{error.certificate_error}; SSL_CERT_FILE=ca.pem names other authorities"
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    # aiohttp, with which the load generator asks, wraps its causes
+    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", error)
     if isinstance(cause, SSLCertVerificationError):
         return f"{cause}; SSL_CERT_FILE=ca.pem names other authorities"
     if isinstance(cause, SSLError):

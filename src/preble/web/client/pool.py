@@ -62,7 +62,7 @@ class Ongoing(Protocol):
 
 
 class Exchange:
-    """One request and its answer, an `Ongoing`. `ConnectionPool.begin` makes it."""
+    """One request and its answer, an `Ongoing`. `ConnectionPool.begin` and `begin_streamed` make it."""
 
     __slots__ = (
         "_connection",
@@ -72,6 +72,8 @@ class Exchange:
         "_on_unfinished",
         "_pool",
         "_sent_at",
+        "has_more",
+        "on_connected",
         "receiver",
         "request",
     )
@@ -93,6 +95,10 @@ class Exchange:
         """None once the exchange is over."""
         self.request: tuple[bytes, bytes] = request
         self._sent_at = now
+        self.has_more = False
+        """Whether more of the request's body is to come, by `write`."""
+        self.on_connected: asyncio.Future[None] | None = None
+        """Of a streamed request: done when its head has gone out, or the exchange is over."""
 
     def pause(self) -> None:
         if self._connection is not None and not self._connection.transport.is_closing():
@@ -114,6 +120,19 @@ class Exchange:
             connection.transport.abort()
         self._unfinished()
 
+    async def write(self, data: bytes, *, is_last: bool = False) -> bool:
+        """Send more of a streamed request's body; waits for the connection, and while the server reads slowly.
+
+        Returns whether the server may want more of it: False once the exchange is over.
+        """
+        if self.on_connected is not None:
+            await asyncio.wait([self.on_connected])
+        if self._connection is not None:
+            self._connection.transport.write(data)
+            self.has_more = not is_last
+            await self._connection.can_write.wait()
+        return self.receiver is not None
+
     # called by the pool and its connections
 
     def use(self, connection: _Connection, *, is_kept: bool = False) -> None:
@@ -121,6 +140,11 @@ class Exchange:
         self._is_on_kept = is_kept
         self._connection = connection
         connection.send(self)
+        self._connected()
+
+    def _connected(self) -> None:
+        if self.on_connected is not None and not self.on_connected.done():
+            self.on_connected.set_result(None)
 
     def dial(self) -> None:
         self._dialing = asyncio.get_running_loop().create_task(self._pool.dial(self))
@@ -155,6 +179,7 @@ class Exchange:
         receiver, self.receiver = self.receiver, None
         self._connection = self._dialing = None
         self.request = (b"", b"")
+        self._connected()
         return receiver
 
     def _unfinished(self) -> None:
@@ -173,6 +198,8 @@ class _Connection(asyncio.Protocol):
         self._reader = AnswerReader()
         self.exchange: Exchange | None = None
         self.idle_since = 0.0
+        self.can_write = asyncio.Event()
+        self.can_write.set()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -205,14 +232,21 @@ class _Connection(asyncio.Protocol):
 
     def _done(self, exchange: Exchange) -> None:
         self.exchange = None
-        if self._reader.can_go_on and not self.transport.is_closing():
+        if self._reader.can_go_on and not exchange.has_more and not self.transport.is_closing():
             self.transport.resume_reading()
             self._pool.keep(self)
         else:
             self.transport.abort()
         exchange.ended()
 
+    def pause_writing(self) -> None:
+        self.can_write.clear()
+
+    def resume_writing(self) -> None:
+        self.can_write.set()
+
     def connection_lost(self, error: Exception | None) -> None:
+        self.can_write.set()
         self._pool.forget(self)
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
@@ -276,10 +310,7 @@ class ConnectionPool:
         `on_unfinished`: called once if the exchange ends before the answer is complete.
         Raises: EngineRefused: the pool is closed.
         """
-        if self.is_closed:
-            raise self.error(EngineRefused, "is no longer watched")
-        self._loop = self._loop or asyncio.get_running_loop()
-        now = self._loop.time()
+        now = self._now_unless_closed()
         exchange = Exchange(self, request, receiver, on_unfinished, now)
         connection = self._take(now)
         if connection is None:
@@ -287,6 +318,25 @@ class ConnectionPool:
         else:
             exchange.use(connection, is_kept=True)
         return exchange
+
+    def begin_streamed(self, head: bytes, receiver: Receiver) -> Exchange:
+        """Send the head of a request on a new connection; its body follows by `Exchange.write`.
+
+        An idle connection may be closed already, and a body that was read once cannot be sent once more.
+        Raises: EngineRefused: the pool is closed.
+        """
+        exchange = Exchange(self, (head, b""), receiver, None, self._now_unless_closed())
+        exchange.has_more = True
+        exchange.on_connected = asyncio.get_running_loop().create_future()
+        exchange.dial()
+        return exchange
+
+    def _now_unless_closed(self) -> float:
+        """Raises: EngineRefused: the pool is closed."""
+        if self.is_closed:
+            raise self.error(EngineRefused, "is no longer watched")
+        self._loop = self._loop or asyncio.get_running_loop()
+        return self._loop.time()
 
     def now(self) -> float:
         return asyncio.get_running_loop().time() if self._loop is None else self._loop.time()
