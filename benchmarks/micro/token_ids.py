@@ -22,7 +22,6 @@ from gateway_parts.load import Question
 from gateway_parts.prompts import Form, Line, Prompts, question, train_tokenizer
 
 from preble.prompts.endpoints.bodies import PromptLimits, read_chat, read_completion
-from preble.prompts.tokens.media import MediaTokens
 from preble.prompts.tokens.pool import EngineTokens, LocalTokens
 
 CASES: tuple[tuple[Form, int], ...] = (
@@ -47,7 +46,7 @@ class Row(msgspec.Struct, frozen=True):
     known: float
 
 
-async def take_in(source: MediaTokens, form: Form, body: bytes) -> None:
+async def take_in(source: LocalTokens, form: Form, body: bytes) -> None:
     """What `Intake` does for the token ids of a request."""
     if form == "chat":
         await source.chat(read_chat(body, LIMITS).chat, None)
@@ -62,7 +61,7 @@ async def cost_of(questions: Sequence[Question], take: Callable[[bytes], Awaitab
     return (time.process_time() - began) * 1e6 / len(questions)
 
 
-async def measure(form: Form, tokens: int, prompts: Prompts, source: MediaTokens, rounds: int) -> Row:
+async def measure(form: Form, tokens: int, prompts: Prompts, source: LocalTokens, rounds: int) -> Row:
     def drawn(draw: Callable[[int], list[Line]] = prompts.draw) -> list[Question]:
         count = REQUESTS if tokens < 100_000 else REQUESTS // 4
         return [question(draw(tokens), form=form, events=0, natively=False) for _ in range(count)]
@@ -86,8 +85,8 @@ async def run(rounds: int) -> list[Row]:
         folder = Path(made)
         prompts = Prompts(train_tokenizer(folder), 0)
         engines = EngineTokens(lambda model: (), lambda replica_id: None)
-        local = LocalTokens(folder, None, inline_bytes=16 * 1024, workers=2, memory_bytes=64 * 2**20)
-        source = MediaTokens(local, engines, lambda model: None)
+        memory = 64 * 2**20
+        source = LocalTokens(folder, None, inline_bytes=16 * 1024, workers=2, memory_bytes=memory, engines=engines)
         try:
             return [await measure(form, tokens, prompts, source, rounds) for form, tokens in CASES]
         finally:

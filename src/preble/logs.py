@@ -32,29 +32,6 @@ class LogLosses:
         self.num_lines = 0
 
 
-class LineRate:
-    """Lets at most `lines_per_s` lines through in each second, and counts those that it does not."""
-
-    def __init__(self, lines_per_s: int) -> None:
-        self._lines_per_s = lines_per_s
-        self._second = 0
-        self._num_lines = 0
-        self._num_left_out = 0
-
-    def lets_through(self, now: float) -> bool:
-        """Whether to write one more line. `now`: in seconds, of a clock that does not go back."""
-        if int(now) != self._second:
-            self._second, self._num_lines = int(now), 0
-        self._num_lines += 1
-        self._num_left_out += self._num_lines > self._lines_per_s
-        return self._num_lines <= self._lines_per_s
-
-    def left_out(self) -> dict[str, int]:
-        """Return how many lines were left out since the last call, as a field for a line; nothing where none was."""
-        count, self._num_left_out = self._num_left_out, 0
-        return {"left_out": count} if count else {}
-
-
 class LossyStream(io.TextIOBase):
     """A stream that drops what `target` does not take at once. No method raises or blocks. One write is one line."""
 

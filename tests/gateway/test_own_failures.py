@@ -70,7 +70,7 @@ async def test_a_failure_after_an_answer_is_logged_and_frees_the_body(
 ) -> None:
     async with replicas(1) as [one], serve([one]) as gateway:
         with monkeypatch.context() as patch, capture_logs() as log:
-            patch.setattr(gateway.gateway.serving, "release_id", fail)
+            patch.setattr(gateway.gateway.serving.ids, "release", fail)
             assert (await gateway.complete(prompt=None))[0] == 400
         assert [type(line["exc_info"]) for line in log if line["event"] == "request_failed"] == [ZeroDivisionError]
         assert gateway.gateway.bodies.held == 0

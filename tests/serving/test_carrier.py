@@ -273,7 +273,7 @@ async def test_admission_ids_and_errors_are_the_same_without_endy_carrier(decide
         with pytest.raises(UnknownModel):
             await one.intake.tokenize(other)
         mine = {b"x-request-id": b"mine"}
-        with one.intake.request_id(mine) as first, one.intake.request_id(mine) as second:
+        with one.intake.ids.taken(mine) as first, one.intake.ids.taken(mine) as second:
             assert first == "mine" != second
 
 

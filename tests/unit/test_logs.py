@@ -16,7 +16,7 @@ from typing import TextIO
 import pytest
 import structlog
 
-from preble.logs import LineRate, LogLosses, LossyStream, configure_logging
+from preble.logs import LogLosses, LossyStream, configure_logging
 
 
 @pytest.fixture(autouse=True)
@@ -156,9 +156,3 @@ def test_people_get_text_on_a_terminal_and_programs_get_json(
     if not is_terminal:
         line = json.loads(written)
         assert (line["event"], line["level"], line["half"]) == ("listening", "info", "\ud800")
-
-
-def test_above_the_rate_lines_are_left_out_and_the_next_one_says_how_many() -> None:
-    rate = LineRate(2)
-    assert [rate.lets_through(now) for now in (1.0, 1.1, 1.2, 1.9, 2.0)] == [True, True, False, False, True]
-    assert (rate.left_out(), rate.left_out()) == ({"left_out": 2}, {})

@@ -23,7 +23,7 @@ from preble.gateway.pages.table import Pages
 from preble.gateway.requests.json_requests import JsonRequests
 from preble.gateway.requests.placed_client import IntakeSettings, PlacedClient
 from preble.gateway.requests.stored import STORED, answer_stored
-from preble.gateway.requests.uploads import Uploads, is_upload
+from preble.gateway.requests.uploads import Uploads
 from preble.prompts.endpoints import (
     ENDPOINTS,
     JSON_TYPE,
@@ -91,7 +91,7 @@ class App:
         """Return what answers a request: callbacks if it is to be placed, a task for pages and uploads."""
         path = head.path
         endpoint = endpoint_of(path) if head.method == "POST" else None
-        if endpoint is None or is_upload(endpoint, head.headers):
+        if endpoint is None or endpoint.is_upload(head.headers):
             return AwaitedRequest(connection, head, self._handle)
         if path not in ENDPOINTS and (path.startswith(STORED) or self.pages.name_of(path) is not None):
             return AwaitedRequest(connection, head, self._handle)

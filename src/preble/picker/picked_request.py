@@ -172,7 +172,7 @@ class PickedRequest:
         if self._placed:
             raise RequestError("the request's body has ended already")
         serving = self._serving
-        request_id = self._stack.enter_context(serving.request_id(self._headers))
+        request_id = self._stack.enter_context(serving.ids.taken(self._headers))
         parsed = await serving.parse(endpoint, self._headers, body, request_id, self._caller)
         self._model = serving.replicas.label(parsed.model)
         parsed = await self._stack.enter_async_context(serving.admitted(parsed))

@@ -112,7 +112,7 @@ class Reservations(ReservationTable):
         lease_s: float,
     ) -> Reservation:
         serving, stack = self._serving, self._stacks[reservation_id]
-        request_id = stack.enter_context(serving.request_id({b"x-request-id": reservation_id.encode()}))
+        request_id = stack.enter_context(serving.ids.taken({b"x-request-id": reservation_id.encode()}))
         if isinstance(body, Fields):
             parsed = serving.take(endpoint, headers, body, request_id, caller)
         else:

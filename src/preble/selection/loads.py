@@ -45,7 +45,7 @@ class Loads:
     async def request(self, asked: ClientRequest) -> tuple[Request, str | None]:
         """Return the scheduler's request for a prompt that is not placed, and its model. Raises: RequestError."""
         endpoint, headers, body, caller = asked
-        with self._serving.request_id({}) as request_id:
+        with self._serving.ids.taken({}) as request_id:
             if isinstance(body, Fields):
                 parsed = self._serving.take(endpoint, headers, body, request_id, caller)
             else:

@@ -5,7 +5,7 @@ Carriers of bytes, such as the gateway, use the names exported here and nothing 
 
 from preble.serving.group import NewBus
 from preble.serving.held import Held, HeldPlacements
-from preble.serving.intake import Admission, Intake
+from preble.serving.intake import Intake
 from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
 from preble.serving.link.protocol import PageAnswer, PageRequest
@@ -15,7 +15,7 @@ from preble.serving.placed import NOT_NOW, Carrier, Placed, ended, share_usage
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica
-from preble.serving.requests import ParsedRequest
+from preble.serving.requests import Admission, ParsedRequest
 from preble.serving.serving import Serving
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
 from preble.serving.telemetry.tracing import ReplicaSpan, Trace

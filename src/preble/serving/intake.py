@@ -7,7 +7,6 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from math import inf
 
 from msgspec import Raw
@@ -24,7 +23,7 @@ from preble.rules.callers import ANYBODY, Caller
 from preble.serving.placed import Placed
 from preble.serving.replica_wait import ReplicaWait
 from preble.serving.replicas.live import LiveReplicas, ModelReplicas
-from preble.serving.requests import ParsedRequest, RequestIds, parse_request
+from preble.serving.requests import Admission, ParsedRequest, RequestIds, parse_request
 from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_wait
@@ -41,33 +40,12 @@ _PARSED_AT_ONCE_BYTES = 128 * 1024
 """Larger bodies are decoded in another thread: one of this size holds the event loop for about a millisecond."""
 
 
-class Admission(ABC):
-    """What lets one request be placed and answered, from `enter` to `leave`; also a context."""
-
-    @abstractmethod
-    async def enter(self) -> ParsedRequest:
-        """Return the request to serve: with a new id if a request of another process has the same one.
-
-        Raises: Overloaded: there is no room now. RequestError: there never is.
-        """
-
-    @abstractmethod
-    def leave(self) -> None:
-        """The request is over. Call it once after `enter`."""
-
-    async def __aenter__(self) -> ParsedRequest:
-        return await self.enter()
-
-    async def __aexit__(self, *_failure: object) -> None:
-        self.leave()
-
-
 class Intake(ABC):
     """Takes requests in and has them placed, by `Serving` in this process or by another process. Carriers use this.
 
-    `replicas`: the live ones. `stored`: which of them has stored which response. `telemetry`: the metrics; a
-    carrier counts its own in `telemetry.numbers`. `replica_wait`: where a request may wait before `tokenize` and
-    `place` while no replica takes requests.
+    `ids`: of the requests that are being served. `replicas`: the live ones. `stored`: which of them has stored which
+    response. `telemetry`: the metrics; a carrier counts its own in `telemetry.numbers`. `replica_wait`: where a request
+    may wait before `tokenize` and `place` while no replica takes requests.
     """
 
     def __init__(
@@ -77,28 +55,13 @@ class Intake(ABC):
         self.telemetry = telemetry
         self._config = config
         self._tokens = tokens
-        self._ids = RequestIds()
+        self.ids = RequestIds()
         self._loop = asyncio.get_running_loop()
         self.stored = StoredResponses(replicas)
         self.replica_wait = ReplicaWait(replicas, config.timeouts.no_replica_wait_s)
         telemetry.numbers.read(lambda: of_wait(self.replica_wait.num_waiting))
         self.tracing: Tracing | None = None
         self._token_answers = TokenAnswers(config.tokenizer, tokens, replicas) if config.tokenizer else None
-
-    def request_id(self, headers: Mapping[bytes, bytes]) -> AbstractContextManager[str]:
-        """A context that gives the request its id: the client's `x-request-id` if it can be used, else a new one.
-
-        Within the context, no other request of this process has the id.
-        """
-        return self._ids.taken(headers)
-
-    def take_id(self, headers: Mapping[bytes, bytes]) -> str:
-        """As `request_id`, until `release_id`."""
-        return self._ids.take(headers)
-
-    def release_id(self, request_id: str) -> None:
-        """The request with this id is over."""
-        self._ids.release(request_id)
 
     async def parse(
         self,

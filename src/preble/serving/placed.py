@@ -7,10 +7,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from preble.core.types import Placement, ReplicaId, Request
-from preble.core.types.life import LONGEST_S, Alive, Ended, Fact, FirstToken, Lost, Moved, Outcome, Progress, Report
+from preble.core.types.life import LONGEST_S, Alive, Ended, FirstToken, Lost, Moved, Outcome, Progress, Report
 from preble.engines import Engine
 from preble.errors import (
     EngineError,
@@ -22,6 +22,9 @@ from preble.errors import (
     RequestError,
 )
 from preble.serving.terms import Terms
+
+if TYPE_CHECKING:
+    from preble.serving.placements import Placements
 
 NOT_NOW = frozenset({429, 503})
 """Statuses with which a replica refuses work that another may take."""
@@ -133,16 +136,6 @@ class Placed(ABC):
         """Pass a fact on. The end comes last, and once."""
 
 
-class PlacementTable(Protocol):
-    """Where a placement in the process of the scheduler is kept, with those who follow it."""
-
-    def tell(self, placed: LocalPlaced, fact: Fact) -> None:
-        """Let all listeners hear."""
-
-    def engine(self, replica_id: ReplicaId) -> Engine:
-        """Return a live replica's client. Raises: NoReplicaError."""
-
-
 class LocalPlaced(Placed):
     """A placement in the process that has the scheduler.
 
@@ -173,7 +166,7 @@ class LocalPlaced(Placed):
         request: Request,
         terms: Terms,
         model: str,
-        table: PlacementTable,
+        table: Placements,
         place_again: Callable[[Request, Terms, ReplicaId, bool], LocalPlaced],
     ) -> None:
         super().__init__(placement, engine, placed_at)
@@ -212,7 +205,7 @@ class LocalPlaced(Placed):
         elif isinstance(fact, FirstToken):
             self.has_begun = True
         elif isinstance(fact, Moved):
-            self.engine = self._table.engine(fact.replica_id)
+            self.engine = self._table.replicas.engine(fact.replica_id)
             fact = Moved(fact.replica_id, self.placement.replica_id)
             self.placement = dataclasses.replace(self.placement, replica_id=fact.replica_id)
         self._table.tell(self, fact)

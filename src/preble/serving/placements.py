@@ -19,7 +19,6 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, ReplicaId, Request, RequestId
 from preble.core.types.life import Ended, Fact, FirstToken, Lost, Moved, Started
 from preble.decisions.recent import RecentDecisions
-from preble.engines import Engine
 from preble.engines.http import HttpClient
 from preble.errors import NoReplicaError, Quarantined
 from preble.rules.ejection import EjectionTable
@@ -151,10 +150,6 @@ class Placements:
                 failure = failure or error
         if failure is not None:
             raise failure
-
-    def engine(self, replica_id: ReplicaId) -> Engine:
-        """Return a live replica's client. Raises: NoReplicaError: it is not live."""
-        return self.replicas.engine(replica_id)
 
     def _expected_s(self, placement: Placement) -> float:
         """Return what the beginning of an answer should take, without a queue."""

@@ -1,18 +1,23 @@
-"""A client's request: its id, and the fields of its body that placing needs."""
+"""A client's request: its id, the fields of its body that placing needs, and room for its prompts."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
-from preble.errors import RequestError
+from preble.config import LimitsConfig
+from preble.errors import Overloaded, RequestError
 from preble.prompts.endpoints import Endpoint, Fields, Prompt
 from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits, with_cache_salt
 from preble.rules.callers import ANYBODY, Caller
+from preble.rules.key_limits import KeyLimits
 from preble.serving.telemetry.tracing import Trace
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
@@ -149,3 +154,109 @@ class RequestIds:
     def release(self, request_id: str) -> None:
         """The request that claimed this id is over."""
         self._used.discard(request_id)
+
+
+_TIMES_WHAT_IS_FREE = 4
+"""A tenant may have up to this many times as many prompts as there is room for more: none can take all the room."""
+
+
+class InFlightLimit:
+    """Admits requests while there is room for all their prompts, and for more of their tenant and key.
+
+    A prompt counts as often as it is to be answered.
+    """
+
+    def __init__(self, limits: LimitsConfig, key_limits: KeyLimits) -> None:
+        self._limits = limits
+        self._key_limits = key_limits
+        self._of_tenant: Counter[str] = Counter()
+        self.num_admitted = 0
+        """Prompts between admission and the end of their answer."""
+
+    def configure(self, limits: LimitsConfig) -> None:
+        """Admit within these limits from now on."""
+        self._limits = limits
+
+    def enter(self, terms: Terms, *, again: bool = False) -> None:
+        """Admit a request; the caller gives its room back with `leave`. `again`: it was admitted elsewhere before, and
+        counts even if there is no room.
+
+        Raises: Overloaded: there is no room now. RequestError: there never is.
+        """
+        caller, count = terms.caller, terms.num_answers
+        if not again:
+            self._require_room(caller, count)
+        if caller.limits is not None:
+            if again:
+                self._key_limits.admit_again(caller, count)
+            else:
+                self._key_limits.admit(caller, count, asyncio.get_running_loop().time())
+        self.num_admitted += count
+        self._of_tenant[caller.tenant] += count
+
+    def leave(self, terms: Terms) -> None:
+        """An admitted request is over."""
+        caller, count = terms.caller, terms.num_answers
+        self.num_admitted -= count
+        self._of_tenant[caller.tenant] -= count
+        if caller.limits is not None:
+            self._key_limits.release(caller, count)
+
+    def _require_room(self, caller: Caller, count: int) -> None:
+        room = self._limits.max_in_flight
+        if count > room:
+            raise RequestError(f"{count} answers are asked for; at most {room} are given at once", param="prompt")
+        if self.num_admitted + count > room:
+            raise Overloaded(
+                f"{self.num_admitted} prompts are being served, which is the limit; try again soon",
+                retry_after_s=self._limits.retry_after_s,
+            )
+        if caller.tenant:
+            self._require_room_of_tenant(caller, count, room - self.num_admitted)
+
+    def _require_room_of_tenant(self, caller: Caller, count: int, free: int) -> None:
+        served = self._of_tenant[caller.tenant]
+        if served + count > _TIMES_WHAT_IS_FREE * free:
+            raise Overloaded(
+                f"{served} prompts of this tenant are being served; the rest of the room is for others; try again soon",
+                retry_after_s=self._limits.retry_after_s,
+            )
+
+
+class Admission(ABC):
+    """What lets one request be placed and answered, from `enter` to `leave`; also a context."""
+
+    @abstractmethod
+    async def enter(self) -> ParsedRequest:
+        """Return the request to serve: with a new id if a request of another process has the same one.
+
+        Raises: Overloaded: there is no room now. RequestError: there never is.
+        """
+
+    @abstractmethod
+    def leave(self) -> None:
+        """The request is over. Call it once after `enter`."""
+
+    async def __aenter__(self) -> ParsedRequest:
+        return await self.enter()
+
+    async def __aexit__(self, *_failure: object) -> None:
+        self.leave()
+
+
+class Admitted(Admission):
+    """The admission of one request in this process."""
+
+    __slots__ = ("_limit", "_parsed", "_terms")
+
+    def __init__(self, limit: InFlightLimit, parsed: ParsedRequest) -> None:
+        self._limit = limit
+        self._parsed = parsed
+        self._terms = parsed.terms
+
+    async def enter(self) -> ParsedRequest:
+        self._limit.enter(self._terms)
+        return self._parsed
+
+    def leave(self) -> None:
+        self._limit.leave(self._terms)

@@ -24,7 +24,6 @@ from preble.prompts.tokens import TokenSource, make_token_source
 from preble.rules.ejection import Standing
 from preble.rules.key_limits import KeyLimits
 from preble.serving.group import Group, NatsBus, NewBus, Shares, has_secret, packet_keys
-from preble.serving.in_flight_limit import Admitted, InFlightLimit
 from preble.serving.intake import Intake
 from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
@@ -36,7 +35,7 @@ from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
-from preble.serving.requests import ParsedRequest
+from preble.serving.requests import Admitted, InFlightLimit, ParsedRequest
 from preble.serving.scheduler_setup import Scheduling, gateway_name, start_scheduling
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
@@ -57,7 +56,7 @@ class Serving(Intake):
 
     ```
     serving = await Serving.start(config)
-    with serving.request_id(headers) as request_id:
+    with serving.ids.taken(headers) as request_id:
         parsed = await serving.parse(endpoint, headers, body, request_id)
         async with serving.admitted(parsed) as parsed:
             placed = await serving.place(await serving.tokenize(parsed), parsed)
@@ -245,7 +244,7 @@ class Serving(Intake):
 
         `answer`: to the HTTP requests that they pass on. Raises: ConfigError: the socket cannot be made.
         """
-        shared = (self._in_flight_limit, self._turns, self._ids, self.replicas, self._tokens.identity)
+        shared = (self._in_flight_limit, self._turns, self.ids, self.replicas, self._tokens.identity)
         self._socket = await SchedulerSocket.open(path, *shared, self.telemetry.numbers.keep, answer)
 
     async def exposition(self) -> bytes:

@@ -15,7 +15,7 @@ from preble.core.types import Placement, Reason, ReplicaId, RequestId
 from preble.core.types.life import Ended, FirstToken, Outcome, Started
 from preble.rules.callers import Caller
 from preble.serving.placed import LocalPlaced
-from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.telemetry.metrics import LineRate, Telemetry
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.table import TABLE, Kind
 from preble.serving.terms import Terms
@@ -212,3 +212,9 @@ def test_the_process_and_the_interpreter_are_shown() -> None:
     shown = samples(Telemetry())
     assert shown["process_cpu_seconds_total{}"] > 0 and shown["process_open_fds{}"] > 0
     assert shown["preble_process_resident_bytes{process=gateway}"] > 1e6
+
+
+def test_above_the_rate_lines_are_left_out_and_the_next_one_says_how_many() -> None:
+    rate = LineRate(2)
+    assert [rate.lets_through(now) for now in (1.0, 1.1, 1.2, 1.9, 2.0)] == [True, True, False, False, True]
+    assert (rate.left_out(), rate.left_out()) == ({"left_out": 2}, {})

@@ -25,7 +25,9 @@ Seconds = Annotated[float, Meta(ge=0.0, le=LONGEST_S)]
 
 
 class Outcome(StrEnum):
-    """How a placement ended."""
+    """How a placement ended. `blames_replica`: whether it counts against the replica."""
+
+    blames_replica: bool
 
     OK = "ok"
     REJECTED = "rejected"
@@ -52,17 +54,13 @@ class Outcome(StrEnum):
     """No token was generated. A decision log does not say more of it."""
 
     @property
-    def blames_replica(self) -> bool:
-        """Whether it counts against the replica."""
-        return self in _REPLICAS_FAULT
-
-    @property
     def may_move(self) -> bool:
         """Whether the request may be placed on another replica afterwards: it got no answer."""
         return self not in (Outcome.OK, Outcome.REJECTED)
 
 
-_REPLICAS_FAULT = frozenset(outcome for outcome in Outcome if outcome.startswith("engine_"))
+for _outcome in Outcome:
+    _outcome.blames_replica = _outcome.startswith("engine_")
 
 
 class Fact(Struct, frozen=True, omit_defaults=True, tag_field="fact"):

@@ -74,7 +74,7 @@ class JsonRequest:
     async def _answer(self, body: bytes) -> None:
         client, serving = self._client, self._serving
         headers, endpoint = client.head.headers, client.endpoint
-        client.request_id = self._id = serving.take_id(headers)
+        client.request_id = self._id = serving.ids.take(headers)
         self._parsed = parsed = await serving.parse(endpoint, headers, body, self._id, client.caller)
         client.model = serving.replicas.label(parsed.model)
         admission = serving.admitted(parsed)
@@ -165,7 +165,7 @@ class JsonRequest:
             if self._admission is not None:
                 self._admission.leave()
             if self._id is not None:
-                self._serving.release_id(self._id)
+                self._serving.ids.release(self._id)
             if self._parsed is not None and (trace := self._parsed.trace) is not None:
                 trace.end(self._client.status or getattr(error, "status", None), error)
         finally:

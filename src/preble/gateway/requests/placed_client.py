@@ -86,7 +86,7 @@ class PlacedClient(Answering):
         self.endpoint = endpoint
         self.under_way: set[Attempt] = set()
         self.memory = BodyShare(settings.bodies)
-        self.tasks = connection.tasks
+        self.tasks = connection.shared.tasks
         self.loop = connection.loop
         self._settings = settings
         self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)

@@ -14,7 +14,7 @@ _ASKED = (("", "GET"), ("", "DELETE"), ("cancel", "POST"))
 
 async def answer_stored(client: PageClient, serving: Intake, method: str, path: str) -> None:
     """Answer a request to `/v1/responses/ID`, or to `cancel` below it. Raises: PrebleError."""
-    with serving.request_id(client.headers) as request_id:
+    with serving.ids.taken(client.headers) as request_id:
         parsed = serving.take(ENDPOINTS[STORED[:-1]], client.headers, Fields(), request_id, client.caller)
         async with serving.admitted(parsed):
             with client.unless_gone():

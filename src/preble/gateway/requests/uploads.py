@@ -15,13 +15,6 @@ from preble.gateway.requests.replies import pass_on
 from preble.prompts.endpoints import Endpoint, Fields, UploadHead
 from preble.serving import Intake, ParsedRequest, Placed
 
-_KINDS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream")
-
-
-def is_upload(endpoint: Endpoint, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the endpoint takes such a body, and its type says that it is not JSON. Many clients mislabel JSON."""
-    return endpoint.by_load and headers.get(b"content-type", b"").lower().startswith(_KINDS)
-
 
 class Upload:
     """One body. Iterate over it once a replica is sure to take it: before that, it can go to another replica."""
@@ -82,7 +75,7 @@ class Uploads:
 
     async def answer(self, endpoint: Endpoint, client: PageClient, memory: BodyShare) -> None:
         """Answer one request. Raises: PrebleError. ClientGone: the client has left."""
-        with self._serving.request_id(client.headers) as request_id:
+        with self._serving.ids.taken(client.headers) as request_id:
             client.request_id = request_id
             upload = Upload(client, self._limits.max_upload_bytes, self._timeouts.body_s, memory)
             fields = await upload.read_fields()

@@ -23,6 +23,7 @@ from preble.prompts.endpoints.generate import GENERATE_EVENTS, read_generate, re
 from preble.prompts.endpoints.responses import RESPONSE_EVENTS, RESPONSE_ID, read_response, usage_of_response
 
 _ID_WITHIN_BYTES = 4096
+_OF_UPLOADS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class Endpoint:
         Of an endpoint that we do not know, no error of the server does: a client may have made it up.
         """
         return self.by_load and (status in (404, 501) or (status >= 500 and bool(self.label)))
+
+    def is_upload(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the body is not JSON, as its type says, and the endpoint takes such. Many clients mislabel JSON."""
+        return self.by_load and headers.get(b"content-type", b"").lower().startswith(_OF_UPLOADS)
 
     def meter(self) -> StreamMeter:
         """Return the meter of one streamed answer."""

@@ -9,7 +9,6 @@ from preble.config import GatewayConfig
 from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine
 from preble.errors import ConfigError
-from preble.prompts.tokens.media import MediaTokens
 from preble.prompts.tokens.pool import EngineTokens, LocalTokens
 from preble.prompts.tokens.source import PromptEncoder, TokenSource
 from preble.prompts.tokens.tokenizer import find_model_files
@@ -26,20 +25,17 @@ def make_token_source(
     settings = config.tokenizing
     engines = EngineTokens(engines_for, suspect)
 
-    def path_of(model: str | None) -> str | None:
-        return next((engine.model_path for engine in engines_for(model) if engine.model_path), None)
-
     if config.tokenizer is None:
         if settings.chat_template is not None:
             raise ConfigError("tokenizing.chat_template needs a tokenizer; set `tokenizer` too")
-        return MediaTokens(engines, engines, path_of)
+        return engines
     template = Path(settings.chat_template).expanduser() if settings.chat_template else None
     folder = find_model_files(config.tokenizer)
-    local = LocalTokens(
+    return LocalTokens(
         folder,
         template,
         inline_bytes=settings.inline_bytes,
         workers=settings.workers,
         memory_bytes=settings.memory_mib * 2**20,
+        engines=engines,
     )
-    return MediaTokens(local, engines, path_of)

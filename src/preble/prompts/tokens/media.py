@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from itertools import chain, groupby
 from math import inf
-from typing import Any
 
 import msgspec
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
 from preble.engines.media_marks import STAND_IN, mark_of, with_stand_ins
 from preble.errors import RequestError
-from preble.prompts.endpoints.bodies import KnownPrefix, Text, decode_chat
-from preble.prompts.tokens.source import Asker, TokenSource
+from preble.prompts.endpoints.bodies import Text, decode_chat
+from preble.prompts.tokens.source import Asker
 
 _CONTENT = b'"content"'
 _LIST_FOLLOWS = re.compile(rb"\s*:\s*\[")
@@ -28,49 +28,36 @@ _MAY_BE_MEDIA = (b"image", b"video", b"audio", b"file")
 _DECODED_AT_ONCE_BYTES = 128 * 1024
 
 
-class MediaTokens:
-    """A source of token ids that takes chats with media too. `texts`: for everything else."""
+class TokensWithMedia(ABC):
+    """A source of token ids that takes chats with media too."""
 
-    def __init__(self, texts: TokenSource, engines: Asker, path_of: Callable[[str | None], str | None]) -> None:
-        """`engines`: the replicas' own tokenizing. `path_of`: what the replicas of a model were started with."""
-        self._texts = texts
+    def __init__(self, engines: Asker | None) -> None:
+        """`engines`: the replicas' own tokenizing, None where nobody can be asked."""
         self._engines = engines
-        self._path_of = path_of
 
-    @property
-    def identity(self) -> str:
-        return self._texts.identity
-
-    @property
-    def vocabulary(self) -> int | None:
-        return self._texts.vocabulary
-
-    def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> KnownPrefix | None:
-        return self._texts.begin(body, text_start)
-
-    def complete(
-        self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float
-    ) -> Coroutine[Any, Any, PackedTokens]:
-        return self._texts.complete(begun, add_special_tokens, most_tokens)
-
-    def completion(
+    @abstractmethod
+    async def completion(
         self, text: Text, add_special_tokens: bool, model: str | None, most_tokens: float = inf
-    ) -> Coroutine[Any, Any, PackedTokens]:
-        return self._texts.completion(text, add_special_tokens, model, most_tokens)
+    ) -> PackedTokens:
+        """See `PromptEncoder`."""
+
+    @abstractmethod
+    async def chat_of_texts(self, body: bytes, model: str | None, most_tokens: float, engine: str) -> PackedTokens:
+        """As `PromptEncoder.chat`, of a chat without media."""
 
     async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
         if not _may_have_media(body):
-            return await self._texts.chat(body, model, most_tokens, engine=engine)
-        path = self._path_of(model) or ""
+            return await self.chat_of_texts(body, model, most_tokens, engine)
+        path = "" if self._engines is None else self._engines.path_of(model)
         is_small = len(body) <= _DECODED_AT_ONCE_BYTES
         texts, identifiers = (
             without_media(body, path) if is_small else await asyncio.to_thread(without_media, body, path)
         )
         if not identifiers:
-            return await self._texts.chat(body, model, most_tokens, engine=engine)
-        as_texts = await self._texts.chat(texts, model, most_tokens, engine=engine)
+            return await self.chat_of_texts(body, model, most_tokens, engine)
+        as_texts = await self.chat_of_texts(texts, model, most_tokens, engine)
         marks = [mark_of(identifier) for identifier in identifiers]
-        stand_in = await self._texts.completion(STAND_IN, False, model)
+        stand_in = await self.completion(STAND_IN, False, model)
         places = places_of(stand_in, as_texts)
         if len(places) != len(marks):  # where they stand is not clear: nobody else's prompt matches
             return PackedTokens(pack_tokens(marks) + as_texts)
@@ -82,12 +69,9 @@ class MediaTokens:
     async def _whole(self, body: bytes, model: str | None) -> PackedTokens | None:
         """The engine's ids of all of it. Where it refuses, it may only be unable to tokenize media."""
         try:
-            return await self._engines.ask(body, model)
+            return None if self._engines is None else await self._engines.ask(body, model)
         except RequestError:
             return None
-
-    def close(self) -> None:
-        self._texts.close()
 
 
 def _may_have_media(body: bytes) -> bool:

@@ -24,7 +24,9 @@ from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, prompt_too_long
 from preble.prompts.endpoints.bodies import KnownPrefix, Text, decode_chat, decode_text
 from preble.prompts.tokens.joints import Joint
+from preble.prompts.tokens.media import TokensWithMedia
 from preble.prompts.tokens.pieces import MOST_AT_ONCE, PIECE_SIZE, Parts, PieceMemory
+from preble.prompts.tokens.source import Asker
 from preble.prompts.tokens.tokenizer import PromptTokenizer, unescaped
 
 _GIANT_BYTES = 1024 * 1024
@@ -73,7 +75,7 @@ class _Lane:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class LocalTokens:
+class LocalTokens(TokensWithMedia):
     """The model's own tokenizer.
 
     With the fast library, small prompts are done at once: that takes less time than a thread. Long ones are done in
@@ -86,9 +88,19 @@ class LocalTokens:
     """
 
     def __init__(
-        self, folder: Path, chat_template: Path | None, *, inline_bytes: int, workers: int, memory_bytes: int = 0
+        self,
+        folder: Path,
+        chat_template: Path | None,
+        *,
+        inline_bytes: int,
+        workers: int,
+        memory_bytes: int = 0,
+        engines: Asker | None = None,
     ) -> None:
-        """`memory_bytes`: for ids of pieces and for tools; 0 for neither. Raises: ConfigError: it cannot be used."""
+        """`memory_bytes`: for ids of pieces and for tools; 0 for neither. `engines`: asked about media.
+
+        Raises: ConfigError: it cannot be used."""
+        super().__init__(engines)
         tools_bytes = memory_bytes // _TOOLS_SHARE
         self._source = (folder, chat_template, tools_bytes)
         self._tokenizer = _loaded(*self._source)
@@ -172,7 +184,7 @@ class LocalTokens:
             await self._check_length(piece if isinstance(piece, str) else unescaped(piece), most_tokens)
         return await self._elsewhere(len(piece), PromptTokenizer.piece, piece)
 
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
+    async def chat_of_texts(self, body: bytes, model: str | None, most_tokens: float, engine: str) -> PackedTokens:
         is_short = len(body) <= _LETTERS_PER_TOKEN * most_tokens
         if self._joint is None and is_short and len(body) > self._inline_bytes:
             return await self._elsewhere(len(body), PromptTokenizer.chat, body, engine)
@@ -234,7 +246,7 @@ def _in_worker(source: Source, method: Callable[..., T], *args: object) -> T:
     return method(_loaded(*source), *args)
 
 
-class EngineTokens:
+class EngineTokens(TokensWithMedia):
     """The replicas' own `/tokenize`, each asked in turn. An engine's own ids are right by definition.
 
     `engines_for`: the live replicas that serve a model. `suspect`: called for each replica that did not answer at all.
@@ -248,6 +260,7 @@ class EngineTokens:
     def __init__(
         self, engines_for: Callable[[str | None], Iterable[Engine]], suspect: Callable[[ReplicaId], None]
     ) -> None:
+        super().__init__(self)
         self._engines_for = engines_for
         self._suspect = suspect
         self._turn = 0
@@ -268,7 +281,7 @@ class EngineTokens:
         tokens = await self.ask(msgspec.json.encode(fields), model)
         return approximate_tokens(text.encode()) if tokens is None else tokens
 
-    async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
+    async def chat_of_texts(self, body: bytes, model: str | None, most_tokens: float, engine: str) -> PackedTokens:
         tokens = await self.ask(body, model)
         if tokens is not None:
             return tokens
@@ -290,6 +303,9 @@ class EngineTokens:
                     self._suspect(engine.replica_id)
                 self._warn(error)
         return None
+
+    def path_of(self, model: str | None) -> str:
+        return next((engine.model_path for engine in self._engines_for(model) if engine.model_path), "")
 
     def _warn(self, error: EngineError) -> None:
         if not self._has_warned:

@@ -61,6 +61,10 @@ class TokenSource(PromptEncoder, Protocol):
 class Asker(Protocol):
     """Has a replica tokenize."""
 
+    def path_of(self, model: str | None) -> str:
+        """Return what the replicas of a model were started with, "" if that is not known."""
+        ...
+
     async def ask(self, body: bytes, model: str | None) -> PackedTokens | None:
         """Return a replica's own ids for a body, None if no replica has any. Raises: RequestError."""
         ...

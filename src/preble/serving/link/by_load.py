@@ -25,12 +25,12 @@ from preble.errors import ConfigError
 from preble.profiles import load_profile
 from preble.rules.callers import Caller
 from preble.rules.key_limits import KeyLimits
-from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.link.protocol import LinkedReplica
 from preble.serving.placed import LocalPlaced
 from preble.serving.placements import Dispatcher, Placements
 from preble.serving.replicas.clients import client_of
 from preble.serving.replicas.live import LiveReplica
+from preble.serving.requests import InFlightLimit
 from preble.serving.scheduler_setup import DEFAULT_PROFILE
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.terms import Terms

@@ -13,12 +13,12 @@ from preble.core.types import Request
 from preble.errors import UnknownRequest
 from preble.logs import LogLosses
 from preble.prompts.tokens import make_token_source
-from preble.serving.intake import Admission, Intake
+from preble.serving.intake import Intake
 from preble.serving.link import protocol as m
 from preble.serving.link.by_load import PlacingByLoad, shared_limits
 from preble.serving.link.link import LinkedPlaced, SchedulerAway, SchedulerLink, Ticket
 from preble.serving.placed import Placed
-from preble.serving.requests import ParsedRequest
+from preble.serving.requests import Admission, ParsedRequest
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.tracing import make_tracing
 from preble.serving.terms import Terms

@@ -18,12 +18,11 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, Req
 from preble.core.types.life import Ended, Lost, Outcome, Report
 from preble.errors import ConfigError, NoReplicaError, PrebleError, RequestError, UnknownRequest
 from preble.serving.held import Held, HeldPlacements
-from preble.serving.in_flight_limit import InFlightLimit
 from preble.serving.link import protocol as m
 from preble.serving.link.frames import FrameProtocol
 from preble.serving.placed import LocalPlaced
 from preble.serving.replicas.live import LiveReplicas
-from preble.serving.requests import RequestIds
+from preble.serving.requests import InFlightLimit, RequestIds
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import Terms
 from preble.serving.turns import Turns

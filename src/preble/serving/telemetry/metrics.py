@@ -21,7 +21,7 @@ from preble.config import MetricsConfig, RequestLogConfig
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started
-from preble.logs import LineRate, LogLosses
+from preble.logs import LogLosses
 from preble.rules.callers import Caller
 from preble.rules.ejection import Change, Standing
 from preble.serving.parity.report import Check, ParityOutcome, ParityReport
@@ -40,6 +40,29 @@ _PARITY = MappingProxyType({ParityOutcome.VERIFIED: 1, ParityOutcome.MISMATCH: 0
 
 _USUAL = (Outcome.OK, Outcome.ABORTED)
 """Outcomes whose lines may be left out."""
+
+
+class LineRate:
+    """Lets at most `lines_per_s` lines through in each second, and counts those that it does not."""
+
+    def __init__(self, lines_per_s: int) -> None:
+        self._lines_per_s = lines_per_s
+        self._second = 0
+        self._num_lines = 0
+        self._num_left_out = 0
+
+    def lets_through(self, now: float) -> bool:
+        """Whether to write one more line. `now`: in seconds, of a clock that does not go back."""
+        if int(now) != self._second:
+            self._second, self._num_lines = int(now), 0
+        self._num_lines += 1
+        self._num_left_out += self._num_lines > self._lines_per_s
+        return self._num_lines <= self._lines_per_s
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many lines were left out since the last call, as a field for a line; nothing where none was."""
+        count, self._num_left_out = self._num_left_out, 0
+        return {"left_out": count} if count else {}
 
 
 class _OfReplica:

@@ -147,10 +147,6 @@ class Answering:
         if self._has_started and not self.response_complete:
             self.on_gone()
 
-    def paused(self) -> None:
-        """The connection takes no more."""
-        self.on_paused()
-
     def resumed(self) -> None:
         """The connection takes more."""
         if self._is_owed:
@@ -203,7 +199,7 @@ class Answering:
             self.keep_alive = False
         elif not self.keep_alive:
             headers = [*headers, _CLOSE]
-        return answer_head(status, [*self._connection.default_headers, *headers])
+        return answer_head(status, [*self._connection.shared.default_headers, *headers])
 
     def _complete(self) -> None:
         self._is_owed = False

@@ -112,8 +112,8 @@ class AwaitedRequest(Answering):
     def start(self) -> None:
         self._has_started = True
         task = self._connection.loop.create_task(self._run())
-        self._connection.tasks.add(task)
-        task.add_done_callback(self._connection.tasks.discard)
+        self._connection.shared.tasks.add(task)
+        task.add_done_callback(self._connection.shared.tasks.discard)
 
     async def _run(self) -> None:
         try:

@@ -102,29 +102,19 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, shared: Shared, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self._shared = shared
+        self.shared = shared
         self._parser = self._new_parser()
         self._headers: HeaderList = []
         self._waiting: deque[Answering] = deque()
         """Requests that came before the one before them was answered, the oldest first."""
 
-    @property
-    def tasks(self) -> set[asyncio.Task[None]]:
-        """Tasks of requests, which the server waits for when it stops."""
-        return self._shared.tasks
-
-    @property
-    def default_headers(self) -> HeaderList:
-        """Of every answer."""
-        return self._shared.default_headers
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         peer = transport.get_extra_info("peername")
         self._address = peer[0] if isinstance(peer, tuple) else ""
-        self._shared.connections.add(self)
-        self._shared.opened()
-        if (limit := self._shared.limit) is not None:
+        self.shared.connections.add(self)
+        self.shared.opened()
+        if (limit := self.shared.limit) is not None:
             self._room = limit.enter(self._address, self.loop.time())
             if self._room is Access.NONE:
                 self._refuse_for_want_of_room()
@@ -132,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
             if self._room is Access.PROBES:
                 self.head_s = PROBE_HEAD_S
         self._arm()
-        if self._shared.is_ending:
+        if self.shared.is_ending:
             self.shutdown()
 
     def _refuse_for_want_of_room(self) -> None:
@@ -140,9 +130,9 @@ class ClientConnection(asyncio.Protocol):
         self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too_many_connections", text, kind="service_unavailable")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._shared.connections.discard(self)
-        if self._shared.limit is not None:
-            self._shared.limit.leave(self._address, self._room)
+        self.shared.connections.discard(self)
+        if self.shared.limit is not None:
+            self.shared.limit.leave(self._address, self._room)
         self._disarm()
         if self._probe_timer is not None:
             self._probe_timer.cancel()
@@ -179,7 +169,7 @@ class ClientConnection(asyncio.Protocol):
         if self._newest is not None and not self._newest.response_complete:
             self._newest.keep_alive = False
             return
-        if self._shared.leaves_idle:
+        if self.shared.leaves_idle:
             return
         if self._newest is not None and not bytes_unread(self.transport):
             self.transport.close()
@@ -222,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
             self._is_http10,
             not self._is_http10 and self._parser.should_keep_alive() and not self._is_last,
         )
-        self._take(self._shared.accept(self, head))
+        self._take(self.shared.accept(self, head))
 
     def on_body(self, body: bytes) -> None:
         if not self._is_refused and self._newest is not None:
@@ -245,7 +235,7 @@ class ClientConnection(asyncio.Protocol):
         num_hosts = int(b"host" in headers)
         if len(headers) < len(self._headers):  # some come more than once
             num_hosts = [name for name, _ in self._headers].count(b"host")
-        limit = self._shared.limit
+        limit = self.shared.limit
         if self._room is Access.PROBES and limit and self._url.partition(b"?")[0] not in limit.probes:
             self._refuse_for_want_of_room()
         elif encodings not in ([], [b"chunked"]):
@@ -390,7 +380,7 @@ class ClientConnection(asyncio.Protocol):
         self.is_write_paused = True
         self._expect_progress()
         if self._served is not None:
-            self._served.paused()
+            self._served.on_paused()
 
     def resume_writing(self) -> None:
         self.is_write_paused = False

@@ -131,14 +131,14 @@ class Server:
             self._shared.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
 
     def _sweep(self) -> None:
-        if not self.connections:
+        if not (connections := self._shared.connections):
             self._sweeping = None
             return
         self._renew_date()
         loop = asyncio.get_running_loop()
         self._sweeping = loop.call_later(_SWEEP_S, self._sweep)  # first: no connection's failure ends the time limits
         now = loop.time()
-        for connection in list(self.connections):
+        for connection in list(connections):
             connection.on_time(now)
 
     def stop_rest(self) -> int:
