@@ -1,11 +1,13 @@
-"""Who sends a request, and what that means for its placement."""
+"""Who sends a request, what that means for its placement, and a placement as rules follow it."""
 
 from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from preble.config.keys import KeyConfig, Weight
+from preble.core.types import Placement, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +50,27 @@ def _hashed(secret: str, *parts: str) -> str:
 
 ANYBODY = Caller()
 """The caller where no key is asked for."""
+
+
+class OnTerms(Protocol):
+    """Who sent the request, and whether its answer is streamed."""
+
+    @property
+    def caller(self) -> Caller: ...
+    @property
+    def streams(self) -> bool: ...
+
+
+class Followed(Protocol):
+    """Where the request is now, and on which terms. `has_begun`: its first token has come. `stalls`: its replica is
+    ejected because it begins no answer."""
+
+    request: Request
+    placed_at: float
+    has_begun: bool
+    stalls: bool
+
+    @property
+    def placement(self) -> Placement: ...
+    @property
+    def terms(self) -> OnTerms: ...

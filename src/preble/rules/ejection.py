@@ -21,7 +21,7 @@ from typing import NamedTuple
 from preble.config import EjectionConfig
 from preble.core.types import Placement, ReplicaId, RequestId
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started
-from preble.rules.followed import Followed
+from preble.rules.callers import Followed
 
 _MOST_SAMPLES = 64
 """Of a replica in a window: enough for a rate and a median, however busy it is."""

@@ -6,8 +6,7 @@ from collections import deque
 
 from preble.core.types.life import Ended, Fact
 from preble.errors import Overloaded, RequestError
-from preble.rules.callers import Caller
-from preble.rules.followed import Followed
+from preble.rules.callers import Caller, Followed
 
 _MINUTE_S = 60.0
 _TOGETHER_S = 1.0

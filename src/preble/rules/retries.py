@@ -10,7 +10,7 @@ from math import inf
 from preble.config import RetryConfig
 from preble.core.types import ReplicaId, Request
 from preble.core.types.life import Ended, Fact, Outcome
-from preble.rules.followed import Followed
+from preble.rules.callers import Followed
 
 
 class RetryBudget:

@@ -37,6 +37,39 @@ def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -
     return headers if request_id is None else [*headers, (b"x-request-id", request_id.encode())]
 
 
+_NOT_PASSED_BACK = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"date",
+        b"keep-alive",
+        b"location",
+        b"proxy-authenticate",
+        b"proxy-connection",
+        b"server",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"x-request-id",
+        *(REPLICA, REASON, MATCHED_TOKENS),
+        *(b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"),
+    }
+)
+"""Headers of one connection only; ours, for a replica may be such a gateway itself; `location`, an address; and what
+browsers must hear, which the gateway's own settings say."""
+
+
+def passed_back(headers: HeaderList) -> HeaderList:
+    """Return the replica's headers that are for the client."""
+    return [header for header in headers if header[0] not in _NOT_PASSED_BACK]
+
+
+def answer_headers(headers: HeaderList, placement: Placement) -> HeaderList:
+    """Return the headers of a replica's answer that are for the client, and those that name the placement."""
+    return passed_back(headers) + placement_headers([placement])
+
+
 _OF_THE_CONNECTION = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),

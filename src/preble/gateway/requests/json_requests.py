@@ -6,13 +6,13 @@ import asyncio
 from typing import final
 
 from preble.config import GatewayConfig
-from preble.gateway.http.headers import PassedHeaders
+from preble.gateway.http.headers import PassedHeaders, answer_headers
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
-from preble.gateway.requests.replies import answer_headers, reply_refusal
+from preble.gateway.requests.replies import reply_refusal
 from preble.prompts.endpoints import JSON_TYPE
 from preble.serving import Admission, Intake, ParsedRequest
 
@@ -114,7 +114,7 @@ class JsonRequest:
     # what becomes of the only prompt
 
     def begun(self, attempt: Attempt) -> None:
-        self._client.begin(attempt.status, answer_headers(attempt))
+        self._client.begin(attempt.status, answer_headers(attempt.headers, attempt.placed.placement))
         self._client.pause_if_full()  # of answers before this one, which it has not read
 
     def carried(self, attempt: Attempt) -> None:
@@ -125,7 +125,7 @@ class JsonRequest:
             elif attempt.status >= 300:
                 reply_refusal(client, attempt)
             else:
-                client.reply(attempt.status, answer_headers(attempt), attempt.body)
+                client.reply(attempt.status, answer_headers(attempt.headers, attempt.placed.placement), attempt.body)
         except Exception as error:  # noqa: BLE001 (a failure must not reach the client as a traceback)
             self._end(error)
         else:

@@ -1,4 +1,4 @@
-"""From replicas' answers to answers for clients: which headers pass, and how an error is passed on."""
+"""From replicas' answers to answers for clients: how an error is passed on, and an answer as it comes."""
 
 from __future__ import annotations
 
@@ -6,33 +6,12 @@ import msgspec
 from msgspec import Raw
 
 from preble.engines import AwaitedAnswer
-from preble.gateway.http.headers import MATCHED_TOKENS, REASON, REPLICA, placement_headers
+from preble.gateway.http.headers import answer_headers, passed_back
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.placed_client import PlacedClient
 from preble.prompts.endpoints import JSON_TYPE, ErrorForm, HeaderList, in_style
 
-_NOT_PASSED_BACK = frozenset(
-    {
-        b"connection",
-        b"content-length",
-        b"date",
-        b"keep-alive",
-        b"location",
-        b"proxy-authenticate",
-        b"proxy-connection",
-        b"server",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"x-request-id",
-        *(REPLICA, REASON, MATCHED_TOKENS),
-        *(b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"),
-    }
-)
-"""Headers of one connection only; ours, for a replica may be such a gateway itself; `location`, an address; and what
-browsers must hear, which the gateway's own settings say."""
 _OF_THE_BODY = (b"content-type", b"content-encoding")
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
@@ -47,7 +26,7 @@ def reply_refusal(client: PlacedClient, attempt: Attempt) -> None:
         form = ErrorForm(404, "invalid_request_error", "not_found", text)
         client.reply(form.status, [JSON_TYPE], form.body(client.endpoint.errors))
         return
-    headers, body = answer_headers(attempt), attempt.body
+    headers, body = answer_headers(attempt.headers, attempt.placed.placement), attempt.body
     if is_json_object(body):
         body = in_style(client.endpoint.errors, attempt.status, body)
     else:
@@ -68,16 +47,6 @@ def is_json_object(body: bytes) -> bool:
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return False
     return True
-
-
-def passed_back(headers: HeaderList) -> HeaderList:
-    """Return the replica's headers that are for the client."""
-    return [header for header in headers if header[0] not in _NOT_PASSED_BACK]
-
-
-def answer_headers(attempt: Attempt) -> HeaderList:
-    """Return the replica's headers that are for the client, and those that name the placement."""
-    return passed_back(attempt.headers) + placement_headers([attempt.placed.placement])
 
 
 async def pass_on(client: PageClient, response: AwaitedAnswer, headers: HeaderList) -> None:
