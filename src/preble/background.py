@@ -61,7 +61,7 @@ def keep(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Ta
 
 
 async def run(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-    """As `keep`, within the running task."""
+    """Do as `keep`, within the running task."""
     loop, backoff = asyncio.get_running_loop(), Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
     while True:
         began = loop.time()

@@ -53,7 +53,7 @@ class LossyStream(io.TextIOBase):
             return False
 
     def flush(self) -> None:
-        """Nothing: what was written is out, or dropped."""
+        """Do nothing: what was written is out, or dropped."""
 
     def write(self, text: str) -> int:
         """Write `text`, or as much of it as is taken; the next line then begins on a line of its own."""
@@ -86,7 +86,7 @@ def _is_file(fd: int) -> bool:
 
 
 def _write_now(fd: int, data: bytes) -> int:
-    """How many bytes were taken. Raises: OSError: none."""
+    """Return how many bytes were taken. Raises: OSError: none."""
     if sys.platform == "win32":
         return os.write(fd, data)
     poll = select.poll()
@@ -178,7 +178,7 @@ def _as_json(logger: WrappedLogger, method: str, event: EventDict) -> str:
 
 
 def _configure_standard_library(threshold: int, renderers: list[Processor], stream: LossyStream) -> None:
-    """Libraries (aiohttp, nats) log in the same form. Starts and requests, which they log too, are ours."""
+    """Let libraries (aiohttp, nats) log in the same form. Starts and requests, which they log too, are ours."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

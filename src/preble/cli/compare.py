@@ -199,7 +199,7 @@ def _plan(
     lasting_s: float | None,
     **rest: Any,
 ) -> ComparePlan:
-    """What is compared, from the values of the options."""
+    """Return what is compared, from the values of the options."""
     from preble.core.policies.registry import policy_names
     from preble.lab.compare import ComparePlan
     from preble.lab.metrics.capacity import CapacitySlo
@@ -234,7 +234,7 @@ def _plan(
 
 
 def _label(source: str, taken: Mapping[str, Any]) -> str:
-    """A short name for a workload in tables: of a file its name, unless another one has that."""
+    """Return a short name for a workload in tables: of a file its name, unless another one has that."""
     path = Path(source)
     short = path.name.partition(".")[0] if path.is_file() else source
     return source if short in taken else short
@@ -257,7 +257,7 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
 
 
 def _show(result: CompareResult) -> None:
-    """Every workload's ranking, of several an overview, and what the columns mean."""
+    """Show every workload's ranking, of several an overview, and what the columns mean."""
     from rich.console import Console
 
     from preble.lab.compare.numbers import DEFINITIONS

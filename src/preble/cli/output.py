@@ -81,7 +81,7 @@ def made_by() -> str:
 
 @contextmanager
 def writing(file: Path) -> Iterator[None]:
-    """The block writes `file`. Raises: ConfigError: it cannot be written."""
+    """Let the block write `file`. Raises: ConfigError: it cannot be written."""
     try:
         yield
     except OSError as error:

@@ -39,7 +39,7 @@ async def _until_terminated(main: Coroutine[Any, Any, Result]) -> Result:
 
 @asynccontextmanager
 async def reported_waiting(say: Callable[[str], None], at_most_s: float) -> AsyncIterator[None]:
-    """Within the context, `say` is called now and then, so that nobody takes a slow start for none."""
+    """Call `say` within the context now and then, so that nobody takes a slow start for none."""
 
     async def tell() -> None:
         for waited_s in itertools.count(SIGN_OF_LIFE_S, SIGN_OF_LIFE_S):

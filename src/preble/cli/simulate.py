@@ -72,14 +72,14 @@ def command(json_file: Path | None, decision_log: Path | None, **options: Any) -
 
 
 def _settings(*, workload: str, requests: int | None, seed: int, **rest: Any) -> tuple[SimConfig, WorkloadPlan]:
-    """Everything that decides the run."""
+    """Return everything that decides the run."""
     plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, DEFAULT_RPS, seed=seed, **rest)
     return simulated_cluster(seed=seed, **rest), plan
 
 
 @contextmanager
 def _logging(file: Path | None, config: SimConfig) -> Iterator[LogWriter | None]:
-    """A log of what the global scheduler decides inside, all of it; None for no file.
+    """Write a log of what the global scheduler decides inside, all of it; None for no file.
 
     Token ids are written as they are: the same seed, the same log. Its times count from 0. Raises: ConfigError.
     """

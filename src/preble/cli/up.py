@@ -149,7 +149,7 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
 
 @asynccontextmanager
 async def _kept_running(fleet: Fleet, ready_timeout_s: float) -> AsyncIterator[None]:
-    """Within the context, a replica that ends is started again; the gateway goes on with the others meanwhile."""
+    """Start a replica that ends again, within the context; the gateway goes on with the others meanwhile."""
     from preble.engines.launch import keep_running
 
     async with asyncio.TaskGroup() as tasks:

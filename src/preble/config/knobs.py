@@ -13,7 +13,9 @@ from msgspec import Meta, Struct
 
 
 def about(text: str, *, why: str, unit: str = "", **limits: Any) -> Meta:
-    """The description of a field. `why`: it has the default that it has. `limits`: `ge`, `gt`, `le`, as of msgspec."""
+    """Return the description of a field. `why`: it has the default that it has. `limits`: `ge`, `gt`, `le`, as of
+    msgspec.
+    """
     return Meta(description=text, extra={"why": why, "unit": unit}, **limits)
 
 
@@ -29,7 +31,7 @@ class Knob(Struct, frozen=True):
 
 
 def knobs(struct: type[Struct], prefix: str = "") -> Iterator[Knob]:
-    """Every knob of `struct`, sections walked through, in the order of declaration."""
+    """Yield every knob of `struct`, sections walked through, in the order of declaration."""
     hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         hint = hints[field.name]

@@ -49,7 +49,8 @@ class ConfigSources:
 
 
 def load(path: str | Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> GatewayConfig:
-    """The configuration from a TOML file (None for no file), the environment and flags, each overriding the one before.
+    """Return the configuration from a TOML file (None for no file), the environment and flags, each overriding the one
+    before.
 
     `flags`: dotted knob names to values; a None or an empty tuple or list means "not given".
 
@@ -98,7 +99,7 @@ def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str,
 
 
 def _flattened(tree: Mapping[str, Any], known: Mapping[str, Knob], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of a TOML tree; a table that is no section is left whole and reported as an unknown key."""
+    """Yield dotted keys of a TOML tree; a table that is no section is left whole and reported as an unknown key."""
     sections = _sections(known)
     for name, value in tree.items():
         key = prefix + name
@@ -109,7 +110,7 @@ def _flattened(tree: Mapping[str, Any], known: Mapping[str, Knob], prefix: str =
 
 
 def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) -> dict[str, Any]:
-    """Knobs set by `PREBLE_*`. Other variables with that prefix are ignored, unless they look like a typo."""
+    """Return knobs set by `PREBLE_*`. Other variables with that prefix are ignored, unless they look like a typo."""
     variables = {ENV_PREFIX + key.upper().replace(".", "__"): knob for key, knob in known.items()}
     layer: dict[str, Any] = {}
     for variable, value in environ.items():

@@ -47,7 +47,7 @@ _TABLE = "| key | default | unit | meaning | why this default |\n|---|---|---|--
 
 
 def reference_page() -> str:
-    """The page in Markdown. Pure; the same text for the same code."""
+    """Return the page in Markdown. Pure; the same text for the same code."""
     parts = [_HEAD]
     by_section: dict[str, list[Knob]] = {}
     for knob in knobs(GatewayConfig):
@@ -63,7 +63,7 @@ def reference_page() -> str:
 
 
 def _by_reload() -> list[str]:
-    """The settings that a reload changes, and the others. A section stands for all its settings."""
+    """Return the settings that a reload changes, and the others. A section stands for all its settings."""
     keys = [knob.key for knob in knobs(GatewayConfig)]
     lists: dict[bool, list[str]] = {True: [], False: []}
     for key in keys:
@@ -76,7 +76,7 @@ def _by_reload() -> list[str]:
 
 
 def _meaning(section: str) -> str:
-    """What the section's class says of itself, in one paragraph."""
+    """Return what the section's class says of itself, in one paragraph."""
     return " ".join((get_type_hints(GatewayConfig)[section].__doc__ or "").split())
 
 

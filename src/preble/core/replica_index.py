@@ -17,7 +17,7 @@ _BITS_OF = tuple(tuple(bit for bit in range(8) if byte >> bit & 1) for byte in r
 
 
 def replicas_in(mask: ReplicaSet) -> list[ReplicaIndex]:
-    """The members of a set, lowest index first. O(members + length of the mask / 8).
+    """Return the members of a set, lowest index first. O(members + length of the mask / 8).
 
     >>> replicas_in(0b1011)
     [0, 1, 3]

@@ -25,7 +25,7 @@ class Numbered(NamedTuple):
 
 
 class LogReader:
-    """Yields the events of one log, up to the first missing line. Iterate over it once.
+    """Yield the events of one log, up to the first missing line. Iterate over it once.
 
     `header` is read at once. `ended_at`, after iterating: why the events end before the log does; None if they do not.
     A last line without a line break is ignored: the log is still being written, or its writer was killed.

@@ -150,7 +150,7 @@ class LogWriter:
         self._sink.close()
 
     def _next_batch(self) -> tuple[list[_Entry], bool]:
-        """What waits, at least one entry unless the end is reached; and whether more may come."""
+        """Return what waits, at least one entry unless the end is reached; and whether more may come."""
         batch: list[_Entry] = []
         while not batch or (len(batch) < MAX_BATCH and not self._queue.empty()):
             entry = self._queue.get()

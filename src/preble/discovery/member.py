@@ -28,7 +28,7 @@ class Member:
         return self.replica.url
 
     def is_same_replica(self, other: Member) -> bool:
-        """Whether both are one program, spoken to in one way."""
+        """Return whether both are one program, spoken to in one way."""
         return (self.replica, self.incarnation) == (other.replica, other.incarnation)
 
 

@@ -55,7 +55,7 @@ class Answer(ABC):
     """The whole answer, once its stream has ended."""
 
     async def whole(self, generation: Generation) -> Any:
-        """The body of an answer that is not streamed."""
+        """Return the body of an answer that is not streamed."""
         texts: list[list[str]] = [[] for _ in range(self.num_sequences)]
         tally = Tally(self.num_choices)
         async for pieces in generation.pieces():
@@ -66,7 +66,7 @@ class Answer(ABC):
         return self.body(texts, tally)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """The events of a stream, one or more for each token, and its end."""
+        """Yield the events of a stream, one or more for each token, and its end."""
         tally = Tally(self.num_choices)
         texts: list[list[str]] = [[] for _ in range(self.num_sequences)]
         if opening := self.opening():

@@ -114,7 +114,7 @@ def _resolved(schema: Schema, root: Schema) -> Schema:
 
 
 def _least(branches: Sequence[Any], depth: int) -> Schema:
-    """The first branch; deep inside, one that ends the recursion if there is one."""
+    """Return the first branch; deep inside, one that ends the recursion if there is one."""
     ending = [branch for branch in branches if isinstance(branch, Mapping) and branch.get("type") == "null"]
     chosen = ending[0] if ending and depth > _DEEPEST // 2 else branches[0]
     return chosen if isinstance(chosen, Mapping) else {}

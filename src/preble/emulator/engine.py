@@ -57,7 +57,7 @@ class Generation:
         self._arrived.set()
 
     async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """What has arrived since the last time, until every sequence has its last token."""
+        """Yield what has arrived since the last time, until every sequence has its last token."""
         while self.num_open:
             await self._arrived.wait()
             self._arrived.clear()
@@ -131,7 +131,7 @@ class EmulatedEngine:
         return self._scheduler.num_used_blocks / self.num_blocks
 
     def cached_hashes(self) -> frozenset[int]:
-        """Every block in the prefix cache now, by the hash that KV events give it."""
+        """Return every block in the prefix cache now, by the hash that KV events give it."""
         return self._scheduler.cached_hashes()
 
     @contextmanager
@@ -163,7 +163,9 @@ class EmulatedEngine:
             )
 
     def _start(self, prompt: Prompt, generation: Generation, index: int) -> RequestId:
-        """A prompt always has the same place in the emulated text, so the next turn finds its answer cached."""
+        """Return where a prompt's answer begins in the emulated text, always the same, so the next turn finds its
+        answer cached.
+        """
         request_id = RequestId(str(next(self._ids)))
         request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
         self._loading_s += sum(map(self._load_s, self._scheduler.load(request, self._tiers)))
@@ -198,7 +200,7 @@ class EmulatedEngine:
             await self._publish()
 
     def _load_s(self, block: BlockHash) -> float:
-        """Seconds to load a block from where it is kept."""
+        """Return seconds to load a block from where it is kept."""
         profile = self._cost_model.profile
         is_on_host = self._tiers.tier_of(block) is Tier.HOST
         rate_s = profile.host_load_s_per_token if is_on_host else profile.store_load_s_per_token

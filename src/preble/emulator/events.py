@@ -59,12 +59,12 @@ _SEPARATOR = "\x1f"
 
 
 def own_namespace(adapter: str, cache_salt: str) -> str:
-    """How the emulated engine itself keeps apart what is computed with this adapter and this salt."""
+    """Return how the emulated engine itself keeps apart what is computed with this adapter and this salt."""
     return f"{adapter}{_SEPARATOR}{cache_salt}" if adapter or cache_salt else ""
 
 
 def wire_events(events: Iterable[KvEvent], media: EmulatedMedia) -> Iterator[_Stored | _Removed | _Cleared]:
-    """The same changes in vLLM's form: one removal a block; a salt stands at the first block of its prompt."""
+    """Yield the same changes in vLLM's form: one removal a block; a salt stands at the first block of its prompt."""
     for event in events:
         match event:
             case BlocksStored():
@@ -83,7 +83,7 @@ def wire_events(events: Iterable[KvEvent], media: EmulatedMedia) -> Iterator[_St
 
 
 def wire_copy(change: Change) -> _Stored | _Removed:
-    """A change beside the engine's memory as vLLM reports it unless it is asked for more: by hash alone."""
+    """Return a change beside the engine's memory as vLLM reports it unless it is asked for more: by hash alone."""
     tier, blocks, is_put = change
     medium = dict(_MEDIA)[tier]
     return _Stored(blocks, None, [], 0, None, medium=medium) if is_put else _Removed(blocks, medium)
@@ -160,7 +160,7 @@ class KvEventPublisher:
             await self._replay_socket.send_multipart([client, b"", b"", END_OF_REPLAY, b""])
 
     def source(self) -> dict[str, Any]:
-        """This publisher as `/kv_event_sources` describes it."""
+        """Return this publisher as `/kv_event_sources` describes it."""
         said = self.endpoint if self._said_port is None else f"{self.endpoint.rpartition(':')[0]}:{self._said_port}"
         return event_source(said, self.replay_endpoint, self._topic, self._buffer.maxlen)
 
@@ -172,7 +172,7 @@ class KvEventPublisher:
 def event_source(
     endpoint: str | None, replay_endpoint: str | None, topic: str, keeps: int | None = BUFFER_STEPS
 ) -> dict[str, Any]:
-    """One rank's entry in `/kv_event_sources`; `endpoint` None for a replica that publishes none."""
+    """Return one rank's entry in `/kv_event_sources`; `endpoint` None for a replica that publishes none."""
     return {
         "enable_kv_cache_events": endpoint is not None,
         "publisher": "zmq" if endpoint else "null",

@@ -119,7 +119,7 @@ class Generating:
                 del self._stored[next(iter(self._stored))]
 
     async def stored(self, exchange: Exchange) -> None:
-        """A response that was stored: read, deleted or cancelled."""
+        """Answer for a stored response: read, deleted or cancelled."""
         name, _, action = exchange.path.removeprefix("/v1/responses/").partition("/")
         _, answer = self._earlier(name)
         match exchange.method, action:
@@ -145,7 +145,7 @@ class Generating:
         await self._generate_from_ids(Tokens, "gen-", exchange)
 
     async def embeddings(self, exchange: Exchange) -> None:
-        """Vectors that are the same for the same tokens, and mean nothing. Takes the time of their prefill."""
+        """Answer with vectors, the same for the same tokens, that mean nothing. Takes the time of their prefill."""
         body = decode_body(await exchange.read(), EmbeddingBody)
         prompts = CompletionBody(prompt=body.input, max_tokens=1, model=body.model)
         self._models.require(body.model)
@@ -163,7 +163,7 @@ class Generating:
         await exchange.json({"object": "list", "data": data, "model": model, "usage": usage})
 
     async def ids_of(self, body: TokenizeBody) -> list[int]:
-        """Token ids as `/tokenize` shows them. Raises: RequestError."""
+        """Return token ids as `/tokenize` shows them. Raises: RequestError."""
         self._models.require(body.model)
         is_chat = body.prompt is None
         special = body.add_special_tokens if body.add_special_tokens is not None else not is_chat
@@ -197,7 +197,7 @@ class Generating:
     async def _pieces(
         self, messages: Sequence[Any], body: ChatBody | TokenizeBody, *, add_special_tokens: bool
     ) -> list[list[int]]:
-        """Token ids of a chat's texts, parted where a medium stands."""
+        """Return token ids of a chat's texts, parted where a medium stands."""
         text = self._tokenizer.render_chat(messages, as_rendered(body))
         first, *others = text.split(STAND_IN)
         pieces = [await self._encode(first, add_special_tokens=add_special_tokens)]
@@ -247,7 +247,7 @@ class Generating:
         return whole
 
     def _chosen(self, exchange: Exchange) -> EmulatedEngine:
-        """The rank that the request names, else the next in turn. Raises: RequestError: it is out of range."""
+        """Return the rank that the request names, else the next in turn. Raises: RequestError: it is out of range."""
         rank = exchange.headers.get(b"x-data-parallel-rank", b"")
         if not rank.isdigit():
             return next(self._turns)
@@ -278,7 +278,7 @@ async def _last(pieces: Any) -> None:
 
 
 def _said(answer: Any) -> list[Any]:
-    """The messages of an earlier answer's texts; its tool calls are left out, as vLLM does."""
+    """Return the messages of an earlier answer's texts; its tool calls are left out, as vLLM does."""
     texts = ["".join(part["text"] for part in item["content"]) for item in answer["output"] if "content" in item]
     return [{"role": "assistant", "content": text} for text in texts]
 

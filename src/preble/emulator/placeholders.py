@@ -23,11 +23,11 @@ class EmulatedMedia:
         self._identifiers: dict[int, str] = {}
 
     def shown(self, pieces: Sequence[list[int]]) -> list[int]:
-        """Ids of a prompt as clients see them: its texts, with placeholders between them."""
+        """Return ids of a prompt as clients see them: its texts, with placeholders between them."""
         return [*pieces[0], *(i for piece in pieces[1:] for i in (*[PLACEHOLDER] * self._num_tokens, *piece))]
 
     def computed(self, pieces: Sequence[list[int]], identifiers: Iterable[str]) -> list[int]:
-        """Ids of a prompt as the engine computes with them."""
+        """Return ids of a prompt as the engine computes with them."""
         token_ids, at = self.shown(pieces), 0
         for piece, identifier in zip(pieces, identifiers, strict=False):
             at += len(piece)

@@ -78,7 +78,7 @@ class CompletionBody(_Body, kw_only=True):
         return self.logprobs
 
     def prompts(self) -> list[str | PackedTokens]:
-        """Each prompt, as text or as packed ids. Raises: RequestError: the field is none of the four forms."""
+        """Return each prompt, as text or as packed ids. Raises: RequestError: the field is none of the four forms."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt, list) and self.prompt:
@@ -144,7 +144,7 @@ class GenerateBody(_Checked, kw_only=True):
             raise RequestError("give one of text, input_ids and token_ids", param="text")
 
     def as_completion(self) -> CompletionBody:
-        """The same request as a completion."""
+        """Return the same request as a completion."""
         sampling = self.sampling_params or Sampling()
         prompt = next(given for given in (self.text, self.input_ids, self.token_ids) if given is not None)
         return CompletionBody(
@@ -213,7 +213,7 @@ BodyType = TypeVar("BodyType", bound=_Checked)
 
 
 def decode_body(body: bytes, form: type[BodyType]) -> BodyType:
-    """A checked body. Raises: RequestError: it is no JSON, has a wrong type, or asks for what is not emulated."""
+    """Return a checked body. Raises: RequestError: it is not JSON, of a wrong type, or not emulated."""
     try:
         decoded = msgspec.json.decode(body, type=form)
     except msgspec.ValidationError as error:
@@ -252,12 +252,12 @@ def packed(token_ids: list[Any]) -> PackedTokens:
 
 
 def error_body(message: str, code: str, param: str | None) -> dict[str, Any]:
-    """An error in OpenAI's form."""
+    """Return an error in OpenAI's form."""
     return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
 
 
 def anthropic_error(message: str, status: int) -> dict[str, Any]:
-    """An error in Anthropic's form."""
+    """Return an error in Anthropic's form."""
     kind = {404: "not_found_error"}.get(status, "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
@@ -273,5 +273,5 @@ def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dic
 
 
 def server_sent(data: dict[str, Any]) -> bytes:
-    """One event of a stream."""
+    """Return one event of a stream."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"

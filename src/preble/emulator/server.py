@@ -89,7 +89,7 @@ class EmulatorServer:
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def _bind_publishers(self) -> None:
-        """One for each rank, at the ports plus its number. Raises: ConfigError."""
+        """Bind one publisher for each rank, at the ports plus its number. Raises: ConfigError."""
         if self.config.events_port is not None:
             for rank in range(self.config.data_parallel_size):
                 self.publishers.append(KvEventPublisher(self.config, rank, self._media))

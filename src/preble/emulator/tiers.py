@@ -27,7 +27,7 @@ class EmulatedTiers:
         return isinstance(block, int) and self.tier_of(block) is not None
 
     def tier_of(self, block: BlockHash) -> Tier | None:
-        """The fastest tier that has it."""
+        """Return the fastest tier that has it."""
         if block in self._host:
             return Tier.HOST
         return Tier.STORE if self._store is not None and self._file(self._store, block).exists() else None

@@ -35,15 +35,15 @@ class EmulatedTokenizer(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ids. Raises: RequestError: they cannot be turned back."""
+        """Return the text of ids. Raises: RequestError: they cannot be turned back."""
         ...
 
     def pieces(self, text: str) -> tuple[list[int], list[str]]:
-        """The ids of a text without special tokens, and the text of each."""
+        """Return the ids of a text without special tokens, and the text of each."""
         ...
 
     def render_chat(self, messages: Sequence[Message], chat: ChatBody) -> str:
-        """The prompt's text. `chat`: without its messages. Raises: RequestError: the template does not take it."""
+        """Return the prompt's text. `chat`: without its messages. Raises: RequestError: the template refuses it."""
         ...
 
 
@@ -110,7 +110,7 @@ class FileTokenizer:
         return self._templates.render(chat, messages=list(messages))
 
     def _pieces(self) -> list[str]:
-        """What each output token adds to the text, in the second of two rounds, so that no start is special."""
+        """Return what each output token adds to the text, in the second of two rounds, so that no start is special."""
         count = len(self.output_ids)
         twice = [*self.output_ids, *self.output_ids]
         texts = [self._tokenizer.decode(twice[:i]) for i in range(count, 2 * count + 1)]
@@ -118,7 +118,7 @@ class FileTokenizer:
 
 
 def load_tokenizer(path: str | None) -> EmulatedTokenizer:
-    """The tokenizer at `path`, the built-in one for None. Raises: ConfigError."""
+    """Return the tokenizer at `path`, the built-in one for None. Raises: ConfigError."""
     return BuiltinTokenizer() if path is None else FileTokenizer(Path(path))
 
 
@@ -135,7 +135,7 @@ def plain_chat(messages: Sequence[Message], chat: ChatBody) -> str:
 
 
 def text_of(message: Message) -> str:
-    """The text of a message: its content, or the text parts of it. Raises: RequestError: a part is not text."""
+    """Return the text of a message: its content, or the text parts of it. Raises: RequestError: a part is not text."""
     content = message.get("content")
     if content is None:
         return ""

@@ -123,7 +123,7 @@ class Engine(ABC):
         return self.http.begin(path, body, headers, receiver)
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AwaitedAnswer:
-        """As `begin`, for coroutines and within `HttpTimeouts`: a context that waits for the head of the answer.
+        """Do as `begin`, for coroutines and within `HttpTimeouts`: a context that waits for the head of the answer.
 
         Raises, on entering: EngineRefused, EngineGone, EngineTimeout.
         """
@@ -136,11 +136,11 @@ class Engine(ABC):
     # capabilities
 
     def ranks(self) -> tuple[Engine, ...]:
-        """The replicas behind this address, known after a probe: data-parallel ranks have a cache each."""
+        """Return the replicas behind this address, known after a probe: data-parallel ranks have a cache each."""
         return (self,)
 
     def of_rank(self, rank: int) -> Engine:
-        """The client of one of several replicas behind this address, where another process has probed it."""
+        """Return the client of one of several replicas behind this address, where another process has probed it."""
         raise self.http.error(EngineRefused, f"has no rank {rank}")
 
     async def models(self) -> ModelNames | None:

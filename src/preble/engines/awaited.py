@@ -54,7 +54,7 @@ class AwaitedAnswer:
         return self
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """The body as it arrives. Can be read once.
+        """Yield the body as it arrives. It can be read once.
 
         Raises: EngineGone: the connection broke before the end. EngineTimeout: nothing came for too long.
         """

@@ -82,7 +82,7 @@ class Command:
 
 
 def commands_for(options: LaunchOptions) -> list[Command]:
-    """One command for each replica. Raises: ConfigError: something is missing or does not fit."""
+    """Return one command for each replica. Raises: ConfigError: something is missing or does not fit."""
     if options.replicas < 1:
         raise ConfigError(f"{options.replicas} replicas cannot be started; give at least 1")
     if options.engine == "emulator":
@@ -136,7 +136,7 @@ def _vllm_command(options: LaunchOptions, executable: Path, gpus: str | None) ->
 
 
 def _kv_events(port: int, replay_port: int) -> dict[str, object]:
-    """As both engines' --kv-events-config takes it."""
+    """Return what both engines' --kv-events-config takes."""
     endpoints = {"endpoint": f"tcp://*:{port}", "replay_endpoint": f"tcp://*:{replay_port}"}
     return {"publisher": "zmq", **endpoints, "topic": "kv"}
 
@@ -212,7 +212,7 @@ def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str 
 
 
 def find_vllm(executable: Path | None) -> Path:
-    """The vllm program: the one given, else that of `.engines/` here or in a folder above, else the PATH's.
+    """Return the vllm program: the one given, else that of `.engines/` here or in a folder above, else the PATH's.
 
     Raises: ConfigError: there is none.
     """
@@ -231,7 +231,7 @@ def find_vllm(executable: Path | None) -> Path:
 
 
 def find_sglang(executable: Path | None) -> tuple[tuple[str, ...], bool]:
-    """How to call SGLang's server, and whether it is that of `.engines/` here or in a folder above, for the CPU.
+    """Return how to call SGLang's server, and whether it is that of `.engines/` here or in a folder above, for the CPU.
 
     The program given goes first, then our own environment, then the PATH. Raises: ConfigError: there is none.
     """
@@ -250,13 +250,15 @@ def find_sglang(executable: Path | None) -> tuple[tuple[str, ...], bool]:
 
 
 def _own(program: Path) -> Path | None:
-    """A program of `.engines/` here or in a folder above."""
+    """Return a program of `.engines/` here or in a folder above."""
     here = Path.cwd()
     return next((folder / program for folder in (here, *here.parents) if (folder / program).is_file()), None)
 
 
 def _gpus_for(options: LaunchOptions, *, is_own: bool) -> list[str | None]:
-    """The GPUs of each replica, as CUDA_VISIBLE_DEVICES takes them; None for the CPU. Raises: ConfigError: too few."""
+    """Return the GPUs of each replica, as CUDA_VISIBLE_DEVICES takes them; None for the CPU. Raises: ConfigError: too
+    few.
+    """
     on_cpu: list[str | None] = [None] * options.replicas
     if options.device == "cpu" or (options.device == "auto" and is_own):
         return on_cpu
@@ -281,7 +283,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _never_given_to_clients() -> range:
-    """Those of `_PORTS` that this system gives to no client; all of them where it gives nearly every port."""
+    """Return those of `_PORTS` that this system gives to no client; all of them where it gives nearly every port."""
     try:
         first_of_clients = int(_CLIENT_PORTS.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):

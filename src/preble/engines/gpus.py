@@ -26,12 +26,14 @@ _DATA_WITHIN_TENSOR = "--enable-dp-attention"
 
 
 def num_ranks(engine_arguments: Sequence[str]) -> int:
-    """How many data-parallel ranks one replica with these arguments has. Raises: ConfigError: not a positive number."""
+    """Return how many data-parallel ranks one replica with these arguments has. Raises: ConfigError: not a positive
+    number.
+    """
     return _size_of(_SIZES["data"], engine_arguments) or 1
 
 
 def num_workers(engine_arguments: Sequence[str]) -> int:
-    """How many GPUs (or CPU workers) on this machine one replica with these arguments takes.
+    """Return how many GPUs (or CPU workers) on this machine one replica with these arguments takes.
 
     >>> num_workers(["--tensor-parallel-size", "2", "-dp=2"]), num_workers(["--tp", "4", "--enable-dp-attention"])
     (4, 4)
@@ -44,7 +46,7 @@ def num_workers(engine_arguments: Sequence[str]) -> int:
 
 
 def _size_of(names: Sequence[str], engine_arguments: Sequence[str]) -> int | None:
-    """The value of the last of these options; None where none of them is given."""
+    """Return the value of the last of these options; None where none of them is given."""
     size = None
     for i, argument in enumerate(engine_arguments):
         name, equals, value = argument.partition("=")
@@ -61,7 +63,9 @@ def _positive(name: str, value: str) -> int:
 
 
 def shared_out(gpus: Sequence[str], replicas: int, each: int) -> list[str]:
-    """The GPUs of each replica, `each` of them, as CUDA_VISIBLE_DEVICES takes them. Raises: ConfigError: too few."""
+    """Return the GPUs of each replica, `each` of them, as CUDA_VISIBLE_DEVICES takes them. Raises: ConfigError: too
+    few.
+    """
     if len(gpus) < replicas * each:
         fitting = len(gpus) // each
         advice = f"start at most {fitting}" if fitting else f"one replica takes {each}; lower its parallel sizes"
@@ -72,7 +76,7 @@ def shared_out(gpus: Sequence[str], replicas: int, each: int) -> list[str]:
 
 
 def visible_gpus() -> list[str]:
-    """Names of the GPUs that we may use, as CUDA_VISIBLE_DEVICES takes them."""
+    """Return names of the GPUs that we may use, as CUDA_VISIBLE_DEVICES takes them."""
     if (limited := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in limited.split(",") if name.strip()]
     if (tool := shutil.which("nvidia-smi")) is None:

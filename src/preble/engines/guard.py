@@ -87,7 +87,7 @@ def end_descendants() -> None:
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether a process removes the shared memory of others."""
+    """Return whether a process removes the shared memory of others."""
     with contextlib.suppress(OSError):
         return TIDIES in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
@@ -134,7 +134,9 @@ def run(grace_s: float, command: list[str], temporary_folder: str) -> int:
 
 
 def prepare_program(guard_pid: int) -> None:
-    """In the program's process, before it is the program: should even the guard be killed, the program goes with it."""
+    """Prepare the program's process before it is the program: should even the guard be killed, the program goes with
+    it.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

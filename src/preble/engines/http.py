@@ -79,7 +79,7 @@ class HttpClient:
         self._authorization = f"Bearer {api_key}" if api_key else None
 
     def error(self, kind: type[EngineError], what: str, *, is_silent: bool = False) -> EngineError:
-        """An error of this replica that names it. `what`: cut, since a replica's garbage may be part of it."""
+        """Return an error of this replica that names it. `what`: cut, since a replica's garbage may be part of it."""
         if len(what) > MAX_ERROR_LETTERS:
             what = f"{what[:MAX_ERROR_LETTERS]}…"
         name = self.replica_id if self.replica_id == self.url else f"{self.replica_id} at {self.url}"
@@ -105,7 +105,7 @@ class HttpClient:
         return request_head(start, self._headers_of(headers).items(), body_bytes)
 
     def send(self, path: str, body: bytes, headers: Mapping[str, str]) -> AwaitedAnswer:
-        """As `begin`, for coroutines."""
+        """Do as `begin`, for coroutines."""
         return AwaitedAnswer(self, partial(self.begin, path, body, headers))
 
     def forward(
@@ -126,7 +126,7 @@ class HttpClient:
         return Forwarded(self, begin, body, is_chunked=is_chunked)
 
     async def ask(self, path: str, body: bytes | None = None) -> HttpAnswer:
-        """A question of our own: GET, or POST where there is a body. The whole answer, of whatever status.
+        """Return a question of our own: GET, or POST where there is a body. The whole answer, of whatever status.
 
         `path`: perhaps with a query, quoted as in a URL.
         Raises: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
@@ -159,7 +159,7 @@ class HttpClient:
 
 
 def _is_silent(error: BaseException) -> bool:
-    """Whether no machine answered: none that refuses the connection, and no name server that knows none."""
+    """Return whether no machine answered: none that refuses the connection, and no name server that knows none."""
     return not isinstance(error, (ConnectionRefusedError, socket.gaierror))
 
 
@@ -168,7 +168,7 @@ _PATH_LETTERS = "/:@!$&'()*+,;=~-._"
 
 @lru_cache(256)
 def _quoted(path: str) -> bytes:
-    """A path as a request's first line can have it; clients choose some."""
+    """Return a path as a request's first line can have it; clients choose some."""
     return quote(path, safe=_PATH_LETTERS).encode()
 
 
@@ -178,7 +178,7 @@ def _quoted_query(path: str) -> bytes:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Made once: it reads the certificates of all authorities."""
+    """Make the context once: it reads the certificates of all authorities."""
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
@@ -202,7 +202,7 @@ class HttpAnswer:
         raise self.client.error(EngineRefused, f"answers {self.path} with status {self.status}{hint}")
 
     def decode(self, kind: type[T] | Any) -> T:
-        """The body as a value of this type; the status must be 200. Raises: EngineRefused, EngineProtocolError."""
+        """Return the body as this type; the status must be 200. Raises: EngineRefused, EngineProtocolError."""
         self.require_ok()
         try:
             decoded: T = msgspec.json.decode(self.content, type=kind)

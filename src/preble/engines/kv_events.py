@@ -116,7 +116,9 @@ class Line:
 
 
 def _mark_of(payload: bytes) -> int:
-    """To recognise it by. Another life of the engine has other times at the start, and other hashes throughout."""
+    """Return what to recognise a message by. Another life of the engine has other times at the start, and other hashes
+    throughout.
+    """
     return hash(payload) if len(payload) <= 1024 else hash((len(payload), payload[:512], payload[-512:]))
 
 
@@ -159,7 +161,7 @@ class EventIntake:
         return replace(self._translation.clear(), is_past=is_past)
 
     def is_small(self, message: Message) -> bool:
-        """Whether the message is soon applied, so that `accept_small` may take it."""
+        """Return whether the message is soon applied, so that `accept_small` may take it."""
         return len(message.payload) <= SMALL_BYTES
 
     async def accept(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
@@ -184,7 +186,7 @@ class EventIntake:
         return merged(changes)
 
     def accept_small(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
-        """As `accept`, without a pause."""
+        """Do as `accept`, without a pause."""
         self._note_start(message)
         events = decode(message.payload, self._on_bad)
         changes = [change for event in events for change in self._changes(event, is_past)]
@@ -316,7 +318,7 @@ class KvEventStream:
             self._subscription.wake()
 
     async def follow(self, take: Take) -> None:
-        """As `Engine.follow_kv_events` promises. A block's parent was stored before it, unless the past is cut.
+        """Do as `Engine.follow_kv_events` promises. A block's parent was stored before it, unless the past is cut.
 
         Nothing that the engine sends makes it raise or end.
         """
@@ -349,7 +351,7 @@ class KvEventStream:
         self._intake.say_once(event, endpoint=self._endpoints.endpoint, reason=subscription.trouble)
 
     async def _follow(self, subscription: Subscription, take: Take) -> None:
-        """Everything from being in step to losing the connection."""
+        """Do everything from being in step to losing the connection."""
         if self._closed:
             return
         await self._catch_up(take, trust_silence=False)
@@ -392,13 +394,13 @@ class KvEventStream:
         return count
 
     def _follows_on(self, message: Message) -> bool:
-        """Whether there is nothing to do about the message but to apply it: nearly always. Saves time alone."""
+        """Return whether there is nothing to do about the message but to apply it: nearly always. Saves time alone."""
         if self._resync or self._closed or not self._intake.is_small(message):
             return False
         return self._intake.line.judge(message) is Verdict.NEXT
 
     async def _step(self, subscription: Subscription, message: Message | None, take: Take) -> None:
-        """One live message after whatever was missed before it; None for a check that nothing was."""
+        """Take one live message after whatever was missed before it; None for a check that nothing was."""
         intake = self._intake
         # A message of a new process can only arrive after the end of the old connection has been noted.
         if subscription.is_lost():
@@ -449,7 +451,9 @@ class KvEventStream:
 
 
 def merged(changes: Sequence[KvEvent]) -> Sequence[KvEvent]:
-    """The same changes, evictions that follow one another as one, and so demotions, as where others were ignored."""
+    """Return the same changes, evictions that follow one another as one, and so demotions, as where others were
+    ignored.
+    """
     if all(type(one) is not type(other) for one, other in pairwise(changes)):
         return changes
     result: list[KvEvent] = []

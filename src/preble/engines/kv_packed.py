@@ -39,18 +39,20 @@ _STR8: Final = 0xD9
 
 
 def is_fast() -> bool:
-    """Whether this is faster than `kv_wire`: compiled, and on a machine whose bytes are in the order that it packs."""
+    """Return whether this is faster than `kv_wire`: compiled, and on a machine whose bytes are in the order that it
+    packs.
+    """
     return not __file__.endswith(".py") and sys.byteorder == "little"
 
 
 def decode(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None]) -> Sequence[WireEvent]:
-    """As `decode_batch`; the fastest way that there is."""
+    """Do as `decode_batch`; the fastest way that there is."""
     events = packed_events(payload) if is_fast() else None
     return decode_batch(payload, on_bad) if events is None else events
 
 
 def packed_events(payload: bytes) -> list[WireEvent] | None:
-    """What `decode_batch` makes of a message, packed; None if anything in it is not as it nearly always is."""
+    """Return what `decode_batch` makes of a message, packed; None if anything in it is not as it nearly always is."""
     try:
         return _Message(payload).events()
     except (_Unusual, IndexError, OverflowError, UnicodeDecodeError):
@@ -153,7 +155,7 @@ class _Message:
         return WireStored(hashes, parent, tokens, block_size, lora_id, medium, lora_name, None, group, kind)
 
     def add_removed(self, events: list[WireEvent], start: i64, fields: i64, left: i64) -> i64:
-        """As `add_event`, of a removal that begins at `start`, and of which the type has been read.
+        """Do as `add_event`, for a removal that begins at `start`, and of which the type has been read.
 
         vLLM sends one for each block. They differ in the hash alone, so what is before and behind it is only compared.
         """
@@ -195,7 +197,7 @@ class _Message:
         return taken
 
     def is_like(self, start: i64, end: i64) -> bool:
-        """Whether the next bytes are those from `start` to `end`; if so they count as read."""
+        """Return whether the next bytes are those from `start` to `end`; if so they count as read."""
         data, at = self.data, self.at
         if at + end - start > len(data):
             return False
@@ -229,7 +231,7 @@ class _Message:
             count -= 1
 
     def hash(self) -> i64:
-        """Its 64 bits. Notes whether the integer is negative, or too large for one with a sign."""
+        """Return its 64 bits. Notes whether the integer is negative, or too large for one with a sign."""
         kind: i64 = self.data[self.at]
         if kind != _U64 and kind != _I64:
             return self.number()
@@ -250,7 +252,7 @@ class _Message:
         return value + (1 << 64) if self.has_large else value
 
     def token_ids(self) -> PackedTokens:
-        """Each of at most 31 bits."""
+        """Read numbers, each of at most 31 bits."""
         count = self.array()
         data, at, out = self.data, self.at, BytesWriter()
         size: i64 = len(data)
@@ -275,7 +277,7 @@ class _Message:
         return PackedTokens(out.getvalue())
 
     def number(self) -> i64:
-        """Of at most 32 bits, and not negative."""
+        """Read a number of at most 32 bits, not negative."""
         kind: i64 = self.data[self.at]
         self.at += 1
         if kind < 0x80:
@@ -308,7 +310,7 @@ class _Message:
             raise _Unusual
 
     def nothings(self) -> i64:
-        """How many of that alone an array has; -1 if there is no array."""
+        """Read an array of nils; return its length, or -1 for nil in place of the array."""
         if self.is_nothing():
             return -1
         count = self.array()
@@ -322,7 +324,7 @@ class _Message:
         return self.length(0x90, 0xDC)
 
     def length(self, short: i64, long: i64) -> i64:
-        """Of an array or a map, for which these bytes stand."""
+        """Read the length of an array or a map, for which these bytes stand."""
         kind: i64 = self.data[self.at]
         self.at += 1
         if kind & 0xF0 == short:
@@ -349,7 +351,7 @@ class _Message:
         return self.data[start : self.at]
 
     def skip(self) -> None:
-        """A value that nobody reads: none, a truth value, a number or a text."""
+        """Skip a value that nobody reads: none, a truth value, a number or a text."""
         kind: i64 = self.data[self.at]
         if _NIL <= kind <= _TRUE and kind != 0xC1:
             self.at += 1

@@ -51,7 +51,7 @@ class KvEventEndpoints:
                 raise ConfigError(f"{text}, with a port from 1 to {_HIGHEST_PORT}")
 
     def of_rank(self, rank: int) -> KvEventEndpoints:
-        """Those of a data-parallel rank, where these are rank 0's: its ports are higher by its number.
+        """Return those of a data-parallel rank, where these are rank 0's: its ports are higher by its number.
 
         Raises: ConfigError: they would be too high.
         """

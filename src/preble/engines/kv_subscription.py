@@ -93,7 +93,7 @@ class Subscription:
         return self._connected
 
     def is_lost(self) -> bool:
-        """Whether the connection, once made, has broken."""
+        """Return whether the connection, once made, has broken."""
         return self._lost
 
     def wake(self) -> None:

@@ -115,7 +115,7 @@ class KvTranslation:
         return stored, *self._now_elsewhere(named)
 
     def _now_elsewhere(self, stored: Sequence[BlockHash]) -> Sequence[KvEvent]:
-        """What was announced of these blocks before they were stored in the engine's memory."""
+        """Return what was announced of these blocks before they were stored in the engine's memory."""
         if self._on_host:
             self._on_host.update(dict.fromkeys((block for block in stored if block in self._on_host), False))
         if not self._shared_early:
@@ -152,7 +152,7 @@ class KvTranslation:
         return [self._left(on_host, tuple(run)) for on_host, run in groupby(blocks, key=self._on_host.__contains__)]
 
     def _left(self, on_host: bool, blocks: tuple[BlockHash, ...]) -> KvEvent:
-        """What the scheduler hears of blocks that have left the engine's memory."""
+        """Return what the scheduler hears of blocks that have left the engine's memory."""
         if not on_host:
             return BlocksEvicted(self._replica_id, blocks)
         self._on_host |= dict.fromkeys(blocks, True)
@@ -164,7 +164,7 @@ class KvTranslation:
         return tuple(block for block in blocks if block not in self._unmatchable)
 
     def _engine_cleared(self) -> Sequence[KvEvent]:
-        """The engine's memory is empty, which does not say that its host's is."""
+        """Translate that the engine's memory is empty, which does not say that its host's is."""
         if not self._reset_keeps_host or not self._on_host:
             return [self.clear()]
         in_both = self._matchable((block for block, there_only in self._on_host.items() if not there_only))
@@ -173,7 +173,7 @@ class KvTranslation:
         return [*demoted, CacheCleared(self._replica_id, engine_only=True)]
 
     def _is_ours(self, event: WireStored) -> bool:
-        """Whether it is about the cache that decides hits: in GPU memory, kept for whole prompts."""
+        """Return whether it is about the cache that decides hits: in GPU memory, kept for whole prompts."""
         if not event.is_on_device:
             return False
         if event.kv_cache_spec_kind in _PARTIAL_KINDS:
@@ -182,7 +182,7 @@ class KvTranslation:
         return True
 
     def _namespace(self, event: WireStored) -> tuple[str, int]:
-        """The namespace of these blocks, and how many of them can be compared with a prompt if their tokens can.
+        """Return the namespace of these blocks, and how many of them can be compared with a prompt if their tokens can.
 
         Only a prompt's first block names its cache salt; later ones have it from their parent, as the scheduler knows.
         """
@@ -199,13 +199,13 @@ class KvTranslation:
 
     @staticmethod
     def _foreign_keys(event: WireStored, block: int) -> list[object]:
-        """What block number `block` was hashed with, apart from tokens, media and the adapter's name."""
+        """Return what block number `block` was hashed with, apart from tokens, media and the adapter's name."""
         keys = [key for key in _extra_keys(event, block) if _as_medium(key) is None]
         return keys[1:] if keys and event.lora_name and keys[0] == event.lora_name else keys
 
 
 def _has_extra_keys(event: WireStored) -> bool:
-    """Whether any of its blocks has some: vLLM sends a list of nothing for each event."""
+    """Return whether any of its blocks has some: vLLM sends a list of nothing for each event."""
     return event.extra_keys is not None and any(event.extra_keys)
 
 
@@ -214,7 +214,9 @@ def _extra_keys(event: WireStored, block: int) -> Sequence[object]:
 
 
 def _as_medium(key: object) -> tuple[str, int] | None:
-    """The identifier of an image, video or sound, and where it begins relative to the block; None for another key."""
+    """Return the identifier of an image, video or sound, and where it begins relative to the block; None for another
+    key.
+    """
     match key:
         case [str(identifier), int(offset)]:
             return identifier, offset
@@ -226,7 +228,7 @@ def _kept(blocks: Iterable[BlockHash]) -> BlockHashes:
 
 
 def _marked(event: WireStored, token_ids: list[int]) -> list[int]:
-    """Its token ids, with a mark where an image, video or sound begins."""
+    """Return its token ids, with a mark where an image, video or sound begins."""
     if not _has_extra_keys(event):
         return token_ids
     marked = token_ids.copy()
@@ -239,7 +241,7 @@ def _marked(event: WireStored, token_ids: list[int]) -> list[int]:
 
 
 def _packed(event: WireStored, count: int) -> PackedTokens:
-    """The first `count` of its token ids, up to the first block with one that is a hash."""
+    """Return the first `count` of its token ids, up to the first block with one that is a hash."""
     if isinstance(event.token_ids, bytes):
         return PackedTokens(event.token_ids[: count * TOKEN_BYTES])
     token_ids, block_size = _marked(event, event.token_ids), event.block_size

@@ -130,7 +130,7 @@ _decoder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-events")
 
 
 async def decode_large(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None]) -> Sequence[WireEvent]:
-    """As `decode_batch`, for a message that takes so long that other tasks should go on meanwhile: in a thread."""
+    """Do as `decode_batch`, for a message that takes so long that other tasks should go on meanwhile: in a thread."""
     bad: list[Malformed | UnknownEvent] = []
     loop = asyncio.get_running_loop()
     events = await loop.run_in_executor(_decoder, partial(_decode_one_by_one, payload, bad.append, pauses=True))
@@ -140,7 +140,7 @@ async def decode_large(payload: bytes, on_bad: Callable[[Malformed | UnknownEven
 
 
 def decode_batch(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None]) -> Sequence[WireEvent]:
-    """The events of one message, without those that cannot be read: `on_bad` is called with each of them.
+    """Return the events of one message, without those that cannot be read: `on_bad` is called with each of them.
 
     Removals that follow one another and are alike are one event: vLLM sends one for each block.
     """

@@ -123,7 +123,9 @@ class ReplicaProcess:
             await http.close()
 
     async def _is_healthy(self, http: HttpClient) -> bool:
-        """Whether the process at the URL is healthy and ours is still there: a port may be answered by another's."""
+        """Return whether the process at the URL is healthy and ours is still there: a port may be answered by
+        another's.
+        """
         self._require_alive()
         try:
             (await http.ask(self._command.ready_path)).require_ok()

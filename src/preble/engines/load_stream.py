@@ -63,7 +63,7 @@ class LoadStream:
             self._subscription.wake()
 
     async def loads(self) -> AsyncGenerator[EngineLoad | None, None]:
-        """As `Engine.loads` promises. Nothing that the engine sends makes it raise or end."""
+        """Do as `Engine.loads` promises. Nothing that the engine sends makes it raise or end."""
         try:
             while not self.closed:
                 with Subscription(self._endpoints) as self._subscription:
@@ -74,7 +74,7 @@ class LoadStream:
             self.closed = True
 
     async def _follow(self, subscription: Subscription) -> AsyncGenerator[EngineLoad | None, None]:
-        """The readings of one connection; None when they stop coming and when it is lost."""
+        """Yield the readings of one connection; None when they stop coming and when it is lost."""
         loop = asyncio.get_running_loop()
         silent_at = loop.time() + self._silent_after_s
         while not self.closed and not subscription.is_lost():
@@ -90,7 +90,7 @@ class LoadStream:
         yield None
 
     def _newest(self, subscription: Subscription) -> EngineLoad | None:
-        """The last reading among those that have arrived; None for none."""
+        """Return the last reading among those that have arrived; None for none."""
         load = None
         for _ in range(MAX_READINGS):
             if (message := subscription.take(self._on_rubbish)) is None:

@@ -92,7 +92,7 @@ def identifier_of(part: Part, path: str, settings: bytes = b"") -> str:
 
 
 def _image_of(part: Part) -> bytes | None:
-    """The file of an image that comes within the request."""
+    """Return the file of an image that comes within the request."""
     url = part.get("image_url")
     url = url.get("url") if isinstance(url, dict) else url
     if part.get("type") != "image_url" or not isinstance(url, str) or not url.startswith("data:"):

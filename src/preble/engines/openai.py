@@ -67,7 +67,7 @@ class OpenAIEngine(Engine):
         return ModelNames(tuple(model.id for model in models), adapters_among(models), roots_of(models))
 
     async def tokenize(self, body: bytes) -> list[int]:
-        """Token ids by the server's `/tokenize`, which vLLM, SGLang and others have though OpenAI has not.
+        """Return token ids by the server's `/tokenize`, which vLLM, SGLang and others have though OpenAI has not.
 
         Raises: EngineRefused: it has none. EngineError. RequestError: the engine says that the body is wrong.
         """
@@ -80,7 +80,7 @@ class OpenAIEngine(Engine):
 
 
 async def served_models(http: HttpClient) -> list[ModelCard]:
-    """The models served, base models first. Never empty. Raises: EngineError."""
+    """Return the models served, base models first. Never empty. Raises: EngineError."""
     models: list[ModelCard] = (await http.ask("/v1/models")).decode(ModelList).data
     if not models:
         raise http.error(EngineProtocolError, "serves no model: its /v1/models is empty")
@@ -88,17 +88,17 @@ async def served_models(http: HttpClient) -> list[ModelCard]:
 
 
 def adapters_among(models: list[ModelCard]) -> tuple[str, ...]:
-    """The names of those that are adapters on another model."""
+    """Return the names of those that are adapters on another model."""
     return tuple(model.id for model in models if model.parent is not None)
 
 
 def roots_of(models: list[ModelCard]) -> tuple[str, ...]:
-    """What each was loaded from; its name where the engine does not say."""
+    """Return what each was loaded from; its name where the engine does not say."""
     return tuple(model.root or model.id for model in models)
 
 
 def request_error(content: bytes) -> RequestError:
-    """What an engine says of a body that it does not like, as the client may see it."""
+    """Return what an engine says of a body that it does not like, as the client may see it."""
     try:
         body = msgspec.json.decode(content, type=ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):

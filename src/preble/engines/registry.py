@@ -23,7 +23,7 @@ _BUILT_IN: MappingProxyType[str, type[Engine]] = MappingProxyType(
 
 
 def engine_class(name: str) -> type[Engine]:
-    """The adapter of this name. Raises: ConfigError: there is none, or it cannot be loaded."""
+    """Return the adapter of this name. Raises: ConfigError: there is none, or it cannot be loaded."""
     if name in _BUILT_IN:
         return _BUILT_IN[name]
     by_packages = installed(ENTRY_POINTS)
@@ -40,7 +40,7 @@ def may_be_own(name: str) -> bool:
 
 
 def engine_classes() -> Iterator[type[Engine]]:
-    """Every adapter that `auto` may find: installed ones first, because a built-in one may recognize too much.
+    """Yield every adapter that `auto` may find: installed ones first, because a built-in one may recognize too much.
 
     Raises: ConfigError: an installed one cannot be loaded.
     """

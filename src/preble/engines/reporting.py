@@ -28,7 +28,7 @@ class EventStreams:
         self._streams: list[KvEventStream] = []
 
     async def follow(self, endpoints: KvEventEndpoints | None, take: Take) -> None:
-        """As `KvEventStream.follow`; ends at once without endpoints."""
+        """Do as `KvEventStream.follow`; end at once without endpoints."""
         if endpoints is not None:
             stream = KvEventStream(self._replica_id, endpoints, reset_keeps_host=self._reset_keeps_host)
             self._streams = [*(other for other in self._streams if not other.closed), stream]
@@ -85,18 +85,18 @@ class ReportingEngine(OpenAIEngine):
         return self.loads_of(0)
 
     def of_rank(self, rank: int) -> Engine:
-        """The client of one rank, where another process has found out that there are several."""
+        """Return the client of one rank, where another process has found out that there are several."""
         return RankEngine(self, rank)
 
     def loads_of(self, rank: int) -> AsyncIterator[EngineLoad | None] | None:
-        """The load that a rank reports, as `loads`."""
+        """Return the load that a rank reports, as `loads`."""
         return None
 
     def resync_kv_events(self) -> None:
         self._streams.resync()
 
     def learn_block_size(self, block_size: int) -> bool:
-        """The first size counts: an engine with several reports its main cache first, or nonsense."""
+        """Take the first size only: an engine with several reports its main cache first, or nonsense."""
         is_new = self._block_size is None
         self._block_size = self._block_size or block_size
         return is_new
@@ -118,7 +118,7 @@ class ReportingEngine(OpenAIEngine):
             self._ranks = tuple(RankEngine(self, rank) for rank in range(count))
 
     def endpoints_of(self, rank: int) -> KvEventEndpoints | None:
-        """Where the events of a rank are, None where it publishes none."""
+        """Return where the events of a rank are, None where it publishes none."""
         return self._endpoints[rank] if self._endpoints else None
 
     def _endpoints_at(self, endpoint: str, replay: str | None, topic: str) -> KvEventEndpoints:
@@ -183,7 +183,7 @@ class RankEngine(Engine):
         return await self._server.tokenize(body)
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
-        """As any engine, to this rank, unless the client has chosen one itself."""
+        """Ask as any engine does, but this rank, unless the client has chosen one itself."""
         return self._server.begin(path, body, {RANK_HEADER: str(self.rank), **headers}, receiver)
 
     async def follow_kv_events(self, take: Take) -> None:
@@ -203,12 +203,12 @@ class RankEngine(Engine):
         return self._server.learn_block_size(block_size)
 
     async def close(self) -> None:
-        """The connections are the server's."""
+        """Close nothing: the connections are the server's."""
         self.streams.close()
 
 
 def reachable(endpoint: str, host: str) -> str:
-    """The address to connect to for an endpoint that a replica on `host` binds.
+    """Return the address to connect to for an endpoint that a replica on `host` binds.
 
     >>> reachable("tcp://*:5557", "10.0.0.5"), reachable("tcp://0.0.0.0:5557", "::1")
     ('tcp://10.0.0.5:5557', 'tcp://[::1]:5557')

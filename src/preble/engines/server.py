@@ -40,7 +40,7 @@ def connect(
     kv_events: KvEventEndpoints | None = None,
     kv_store: str = "",
 ) -> EngineServer:
-    """The server at `url`. Opens no connection: it may be down.
+    """Return the server at `url`. Opens no connection: it may be down.
 
     `engine`: an adapter's name (`preble.engines.registry`); "auto" asks the server at each probe. `replica_id`: the URL
     where not given. `kv_events`: where its KV events are, for a program that cannot say so itself. `kv_store`: name of

@@ -111,14 +111,14 @@ class SglangEngine(ReportingEngine):
         (await self.http.ask("/v1/loads")).require_ok()
 
     def _endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
-        """Of the first rank. Raises: EngineProtocolError."""
+        """Return where the events of the first rank are. Raises: EngineProtocolError."""
         if source is None or source.publisher != "zmq" or source.endpoint_port_base is None:
             self._say_no_events()
             return None
         return self._at(source.endpoint_host, source.endpoint_port_base, source.replay_endpoint_port_base, source.topic)
 
     def _load_endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
-        """Where its first rank's load is, framed as KV events are, without a past. Raises: EngineProtocolError."""
+        """Return where its first rank's load is, framed as KV events are, with no past. Raises: EngineProtocolError."""
         if source is None or source.load_endpoint_port_base is None:
             return None
         return self._at(source.endpoint_host, source.load_endpoint_port_base, None, source.load_topic)
@@ -187,7 +187,7 @@ class _Named(msgspec.Struct):
 
 
 def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
-    """The same JSON body, with the adapter apart if its model is one of these.
+    """Return the same JSON body, with the adapter apart if its model is one of these.
 
     >>> with_adapter(b'{"model": "sql", "prompt": "x"}', ("sql",))
     b'{"lora_path":"sql","model": "sql", "prompt": "x"}'
@@ -204,7 +204,8 @@ def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes | None:
-    """The same JSON body with this `rid`; None where it has one, or asks for several answers: they need several ids.
+    """Return the same JSON body with this `rid`; None where it has one, or asks for several answers: they need several
+    ids.
 
     >>> with_request_id(b'{"prompt": [1, 2]}', "a"), with_request_id(b'{"prompt": ["x", "y"]}', "a")
     (b'{"rid":"a","prompt": [1, 2]}', None)
@@ -224,10 +225,10 @@ def with_request_id(body: bytes, request_id: str) -> bytes | None:
 
 
 def _with_field(body: bytes, name: str, value: str) -> bytes:
-    """A JSON object that is not empty, with one field more in front of the others."""
+    """Return a JSON object that is not empty, with one field more in front of the others."""
     return b'{"%b":%b,%b' % (name.encode(), msgspec.json.encode(value), body.lstrip()[1:].lstrip())
 
 
 def _is_list_of_prompts(prompt: bytes) -> bool:
-    """A prompt is a text or a list of token ids."""
+    """Return whether these are several prompts; one is a text or a list of token ids."""
     return prompt.startswith(b"[") and prompt[1:].lstrip()[:1] in (b'"', b"[")

@@ -54,7 +54,7 @@ class VllmEngine(ReportingEngine):
 
     @classmethod
     async def recognizes(cls, http: HttpClient) -> bool:
-        """Only vLLM and the emulator have metrics of vLLM's names."""
+        """Return whether it is vLLM or the emulator: only these have metrics of vLLM's names."""
         answer = await http.ask("/metrics")
         return EMULATED_HEADER in answer.headers or (
             answer.status == 200 and b"vllm:cache_config_info" in answer.content
@@ -108,7 +108,7 @@ class VllmEngine(ReportingEngine):
         return self._endpoints_from(answer)
 
     def _endpoints_from(self, answer: HttpAnswer) -> tuple[KvEventEndpoints, ...]:
-        """By rank. Raises: EngineError: the answer is not the documented one."""
+        """Return the endpoints by rank. Raises: EngineError: the answer is not the documented one."""
         sources: dict[str, EventSource] = answer.decode(dict[str, EventSource])
         by_rank = [sources[rank] for rank in sorted(sources, key=lambda rank: (len(rank), rank))]
         live = [s for s in by_rank if s.enable_kv_cache_events and s.publisher == "zmq" and s.endpoint]
@@ -135,7 +135,7 @@ def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
 
 
 def positive(label: str | None) -> int | None:
-    """A label's value if it is a positive whole number.
+    """Return a label's value if it is a positive whole number.
 
     >>> positive("32"), positive("None"), positive("0"), positive(None)
     (32, None, None, None)

@@ -75,7 +75,7 @@ class ZmtpPeer:
         return messages, greeted + answer
 
     def _take_greeting(self) -> bytes:
-        """Returns what to answer once it is there. Raises: NotZmtp."""
+        """Return what to answer once it is there. Raises: NotZmtp."""
         greeting = bytes(self._buffer[:_GREETING_BYTES])
         if not greeting.startswith(b"\xff"):
             raise NotZmtp("it does not greet as ZMQ does")

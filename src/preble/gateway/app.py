@@ -120,7 +120,7 @@ class App:
         self._serving.telemetry.responded(counted_as, status, model)
 
     async def _answer(self, method: str, client: PageClient) -> None:
-        """Every failure becomes an answer here."""
+        """Answer, and make every failure an answer."""
         try:
             if not (await self._answer_browser(method, client) or await self._refuse_page(method, client)):
                 await self._route(method, client)

@@ -246,7 +246,7 @@ class Gateway:
         self._server.leave(self.config.timeouts.total_s)
 
     def hurry(self) -> None:
-        """During a shutdown: stop waiting for running requests."""
+        """Stop waiting for running requests, during a shutdown."""
         self._server.hurry()
 
 
@@ -276,7 +276,7 @@ async def serving(
     log_losses: LogLosses | None = None,
     given: Sequence[socket.socket] = (),
 ) -> AsyncIterator[Gateway]:
-    """A gateway that accepts requests within the context. Leaving it stops accepting, waits for running requests for
+    """Serve a gateway within the context. Leaving it stops accepting, waits for running requests for
     `timeouts.shutdown_s`, then aborts them.
 
     `scheduler`: made as configured unless given; one that is given is not logged. `sources`: where `config` comes from;
@@ -319,7 +319,7 @@ async def until_settled(started: Serving, at_most_s: float) -> None:
 
 @asynccontextmanager
 async def accepting(app: App, listeners: list[socket.socket], config: GatewayConfig) -> AsyncIterator[Server]:
-    """Connections are accepted within the context; leaving it is the graceful shutdown, which closes the listeners."""
+    """Accept connections within the context; leaving it is the graceful shutdown, which closes the listeners."""
     # Half for clients, so that the gateway can still reach replicas, however many clients come.
     most_connections = open_files_limit() // 2
     server = Server(app.accept, grace_s=config.timeouts.shutdown_s, most_connections=most_connections, probes=PROBES)

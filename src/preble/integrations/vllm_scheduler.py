@@ -42,7 +42,7 @@ class PrebleScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's `Scheduler`, its waiting list in Preble's order."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        """As `Scheduler`. Raises: ConfigError: a bad option, or vLLM orders by priority."""
+        """Take what `Scheduler` takes. Raises: ConfigError: a bad option, or vLLM orders by priority."""
         super().__init__(vllm_config, *args, **kwargs)
         settings = OrderSettings.read(os.environ, _options(vllm_config.additional_config))
         if not isinstance(self.waiting, FCFSRequestQueue):

@@ -107,7 +107,9 @@ class GroupMember:
         return self._known_to >= self._peers.keys()
 
     def is_known_to(self, peer: PeerId) -> bool:
-        """Whether the peer has said that it hears this gateway, in this life of it: what it sends is no old record."""
+        """Return whether the peer has said that it hears this gateway, in this life of it: what it sends is no old
+        record.
+        """
         return peer in self._known_to
 
     # -- what the scheduler does --------------------------------------------------------------------------------------

@@ -388,7 +388,9 @@ class Connection:
             return
 
     def _take_back(self, stream: Stream) -> None:
-        """The message for which a stream had or wanted a grant has come, or never comes: let others have theirs."""
+        """Take back the grant of a stream: the message for which a stream had or wanted a grant has come, or never
+        comes: let others have theirs.
+        """
         if stream._granted or stream in self._asking:
             self._granted -= stream._granted
             stream._owed -= stream._granted

@@ -139,7 +139,7 @@ def _name_in(question: bytes | None) -> str:
 
 @asynccontextmanager
 async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
-    """A picker that answers within the context, beside the gateway's own pages.
+    """Serve a picker within the context, beside the gateway's own pages.
 
     Leaving it waits for running requests for `timeouts.shutdown_s`, then aborts them.
     Raises: ConfigError: a setting is unusable, for example the port.

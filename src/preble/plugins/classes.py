@@ -12,12 +12,12 @@ from preble.errors import ConfigError
 
 
 def installed(group: str) -> dict[str, str]:
-    """The entry points of a group: name -> `module:Class`, names sorted."""
+    """Return the entry points of a group: name -> `module:Class`, names sorted."""
     return {found.name: found.value for found in sorted(entry_points(group=group))}
 
 
 def load_class(kind: str, name: str, path: str) -> type[Any]:
-    """The class at `path`, `module:Class`. `kind` and `name` are for error messages: a policy, an engine.
+    """Return the class at `path`, `module:Class`. `kind` and `name` are for error messages: a policy, an engine.
 
     The module is looked for where Python finds modules, and in the current directory.
     Raises: ConfigError: it cannot be loaded; the message says why.

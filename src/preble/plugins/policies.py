@@ -14,12 +14,13 @@ ENTRY_POINTS = "preble.policies"
 
 
 def policy_names() -> tuple[str, ...]:
-    """Every policy that has a name: Preble's own, the default first, then those of installed packages."""
+    """Return every policy that has a name: Preble's own, the default first, then those of installed packages."""
     return tuple(dict.fromkeys((*registry.policy_names(), *installed(ENTRY_POINTS))))
 
 
 def make_policy(name: str) -> Policy:
-    """A new policy. `name`: one of `policy_names()`, perhaps with settings (`e2?threshold=2`), or `module:Class`.
+    """Return a new policy. `name`: one of `policy_names()`, perhaps with settings (`e2?threshold=2`), or
+    `module:Class`.
 
     Raises: ConfigError: there is no such policy, or it cannot be made; the message says why.
     """

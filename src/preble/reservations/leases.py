@@ -36,7 +36,7 @@ class Leases:
         self._clear_up()
 
     def next_at(self) -> float | None:
-        """When to look for expired names next: no later than the first one's deadline. None: there are none."""
+        """Return when to look for expired names next: no later than the first one's deadline. None: there are none."""
         self._drop_old()
         return self._due[0][0] if self._due else None
 

@@ -50,7 +50,7 @@ class ReservationTable(HeldPlacements[str, Reservation]):
         return super().report(name, fact, now)
 
     def cancel(self, reservation_id: str) -> Reservation:
-        """The client has gone, or the request was never sent. Raises: UnknownReservation."""
+        """End a request whose client has gone, or the request was never sent. Raises: UnknownReservation."""
         return self.report(reservation_id, Ended(Outcome.ABORTED), 0.0)
 
     def expire(self, now: float) -> list[Reservation]:
@@ -65,7 +65,7 @@ class ReservationTable(HeldPlacements[str, Reservation]):
         return expired
 
     def next_at(self) -> float | None:
-        """When to call `expire` next, None if nothing is held."""
+        """Return when to call `expire` next, None if nothing is held."""
         return self._leases.next_at()
 
     def check(self) -> None:

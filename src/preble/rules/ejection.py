@@ -164,11 +164,12 @@ class EjectionTable:
         return self._replicas[replica_id].standing
 
     def times_ejected(self, replica_id: ReplicaId) -> int:
-        """How often in a row, without a long good time between. Raises: KeyError: it is not in the rotation."""
+        """Return how often in a row, without a long good time between. Raises: KeyError: it is not in the rotation."""
         return self._replicas[replica_id].num_ejections
 
     def avoided(self, now: float) -> frozenset[ReplicaId]:
-        """Replicas that get no request now: ejected, at their one probe, or not to be asked before a time they gave.
+        """Return replicas that get no request now: ejected, at their one probe, or not to be asked before a time they
+        gave.
 
         O(of those that are).
         """
@@ -325,7 +326,7 @@ class EjectionTable:
         return replica.standing is Standing.EJECTED or replica.probe is not None or replica.held_until > now
 
     def _peers(self, replica: _Replica) -> Iterator[_Replica]:
-        """The others of its group that are in."""
+        """Yield the others of its group that are in."""
         for other in self._replicas.values():
             if other is not replica and other.group == replica.group and other.standing is Standing.IN:
                 yield other
@@ -370,7 +371,7 @@ class EjectionTable:
         return replica
 
     def _may_eject(self, replica: _Replica) -> bool:
-        """Whether enough of its group are left. One that is probed counts as out already."""
+        """Return whether enough of its group are left. One that is probed counts as out already."""
         group = [other for other in self._replicas.values() if other.group == replica.group]
         num_out = sum(other.standing is not Standing.IN for other in group if other is not replica)
         return self._config.enabled and num_out + 1 <= self._config.largest_share * len(group)

@@ -32,12 +32,12 @@ class _Allowance:
         self._left = self.left(now) - count
 
     def take_elsewhere(self, count: float, now: float) -> None:
-        """As `take`, by the word of somebody else: what is overdrawn is at most what a minute gives."""
+        """Do as `take`, by the word of somebody else: what is overdrawn is at most what a minute gives."""
         left = self.left(now)
         self._left = max(left - count, min(left, -float(self._limit)))
 
     def wait_s(self, count: float, now: float) -> float:
-        """Seconds until there is as much left."""
+        """Return seconds until there is as much left."""
         return max(count - self.left(now), 0.0) * _MINUTE_S / self._limit
 
 
@@ -137,7 +137,7 @@ class KeyLimits:
                 allowance.take_elsewhere(num_tokens, now)
 
     def _has_room(self, now: float) -> bool:
-        """Whether one more key can be remembered, once those are forgotten that have used nothing for a minute."""
+        """Return whether one more key can be remembered, once those that used nothing for a minute are forgotten."""
         if len(self._elsewhere) >= MOST_KEYS:
             before = now - _MINUTE_S
             self._elsewhere = {name: uses for name, uses in self._elsewhere.items() if uses[-1][0] >= before}

@@ -81,7 +81,7 @@ async def _decoded(body: bytes, kind: type) -> Any:
 
 @asynccontextmanager
 async def selecting(gateway: Gateway) -> AsyncIterator[SelectionService]:
-    """A gateway that also answers the selection service's routes. Leaving the context ends pending selections."""
+    """Serve a gateway that also answers the selection service's routes. Leaving the context ends pending selections."""
     service = SelectionService(gateway)
     gateway.pages.added = SelectionPages(gateway, service)
     held = service.reservations

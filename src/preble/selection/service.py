@@ -99,7 +99,8 @@ class SelectionService:
     async def _give_way(
         self, selection_id: str, asked: ClientRequest, others: Callable[[], frozenset[ReplicaId]]
     ) -> None:
-        """A selection that is still pending gives way to another one under its id, unless no worker takes that one now.
+        """Let a selection that is still pending gives way to another one under its id, unless no worker takes that one
+        now.
 
         The other one gets its room and its id, so it is gone even if no worker is left a moment later.
         """
@@ -183,33 +184,33 @@ class SelectionService:
         return self.row(self.reservations[selection_id])
 
     def prefill_complete(self, selection_id: str) -> ReservationRow:
-        """The prompt is computed. Raises: UnknownReservation."""
+        """Note that the prompt is computed. Raises: UnknownReservation."""
         return self._report(selection_id, FIRST_TOKEN)
 
     def output_block(self, selection_id: str) -> ReservationRow:
-        """One more KV block of output. Raises: UnknownReservation."""
+        """Note one more KV block of output. Raises: UnknownReservation."""
         one = self.reservations[selection_id]
         live = self._serving.replicas.get(one.placement.replica_id)
         block_size = live.info.spec.block_size if live is not None else 1
         return self._report(selection_id, Progress(one.output_tokens + block_size))
 
     def progress(self, selection_id: str, report: ProgressRequest) -> ReservationRow:
-        """The answer so far. Raises: UnknownReservation."""
+        """Note how long the answer is so far. Raises: UnknownReservation."""
         return self._report(selection_id, Progress(report.output_tokens, report.cached_tokens))
 
     def renew(self, selection_id: str, report: RenewRequest) -> ReservationRow:
-        """The caller lives. Raises: UnknownReservation."""
+        """Note that the caller lives. Raises: UnknownReservation."""
         return self._report(selection_id, Alive(report.lease_s))
 
     def end(self, selection_id: str, report: EndRequest) -> ReservationRow:
-        """The request is over. Raises: UnknownReservation."""
+        """Note that the request is over. Raises: UnknownReservation."""
         failure = None if report.error is None else _FAILURES[report.error]
         end = failure or ended(status=report.status, retry_after_s=report.retry_after_s)
         tokens = {"output_tokens": report.output_tokens, "cached_tokens": report.cached_tokens}
         return self._report(selection_id, replace(end, **tokens))
 
     def free(self, selection_id: str) -> ReservationRow:
-        """The request is over: well if its prompt was computed, else cancelled. Raises: UnknownReservation."""
+        """End the request: well if its prompt was computed, else cancelled. Raises: UnknownReservation."""
         is_over_well = self.reservations[selection_id].has_begun
         return self._report(selection_id, Ended(Outcome.OK if is_over_well else Outcome.ABORTED))
 
@@ -218,7 +219,7 @@ class SelectionService:
 
 
 def _overlap(placement: Placement, rank: int) -> Overlap:
-    """Which of the tiers beyond the engine's memory has the rest is not told apart."""
+    """Return what is cached where; the tiers beyond the engine's memory are not told apart."""
     chosen = (one for one in placement.candidates if one.replica_id == placement.replica_id)
     loaded = next((one.loaded_tokens for one in chosen), 0)
     matched, gpu = placement.matched_tokens, placement.matched_tokens - loaded

@@ -64,11 +64,11 @@ class Workers:
         return record
 
     def records(self) -> list[WorkerRecord]:
-        """Every worker, live or not."""
+        """Return every worker, live or not."""
         return [self._record(row) for row in self._serving.members]
 
     def live(self, model: str | None = None) -> Iterator[tuple[ReplicaId, Worker, LiveReplica]]:
-        """The live workers, each rank on its own. `model`: those that serve it; None for all."""
+        """Yield the live workers, each rank on its own. `model`: those that serve it; None for all."""
         for replica_id, live in self._serving.replicas.items():
             if model is None or model in live.info.models:
                 yield replica_id, self.worker_of(live.engine.url, live.engine.rank), live

@@ -102,8 +102,9 @@ class Intake(ABC):
 
     @abstractmethod
     def admitted(self, parsed: ParsedRequest) -> Admission:
-        """A context in which a request may be placed and answered. What `Admission.enter` raises may come from `place`
-        instead."""
+        """Return a context in which a request may be placed and answered. What `Admission.enter` raises may come from
+        `place` instead.
+        """
 
     async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
         """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.

@@ -131,7 +131,7 @@ def _counts(numbers: Numbers) -> Counts:
 def _rows(
     serving: Serving, member: MemberRow, states: Mapping[ReplicaId, ReplicaState], tokens: list[dict[str, Cell]]
 ) -> Iterator[ReplicaPicture]:
-    """One row, or one for each data-parallel rank. `tokens`: of prompts, and those matched, by replica."""
+    """Yield one row, or one for each data-parallel rank. `tokens`: of prompts, and those matched, by replica."""
     live = [ReplicaId(name) for name in member.replicas if name in states and name in serving.replicas]
     for replica_id in live:
         prompt, matched = (of_kind.get(replica_id, [0.0])[0] for of_kind in tokens)

@@ -196,7 +196,7 @@ class LocalPlaced(Placed):
         return self.placed_again()
 
     def placed_again(self) -> LocalPlaced:
-        """As `place_again`, at once."""
+        """Do as `place_again`, at once."""
         return self._place_again(self.request, self.terms, self.placement.replica_id, self._may_retry_freely)
 
     def _take(self, fact: FirstToken | Moved | Alive | Ended) -> None:

@@ -137,7 +137,7 @@ class RequestIds:
 
     @contextmanager
     def taken(self, headers: Mapping[bytes, bytes]) -> Iterator[str]:
-        """A context with an id as of `take`."""
+        """Hold an id as of `take`."""
         request_id = self.take(headers)
         try:
             yield request_id

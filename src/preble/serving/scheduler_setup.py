@@ -63,7 +63,7 @@ def build_scheduler(config: GatewayConfig) -> GlobalScheduler:
 
 
 def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
-    """What the configuration says of the scheduler."""
+    """Return what the configuration says of the scheduler."""
     return SchedulerSettings(
         policy=config.policy,
         seed=config.seed + crc32(gateway_name(config).encode()),  # gateways of a group break ties differently
@@ -76,7 +76,7 @@ def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
 
 
 def gateway_name(config: GatewayConfig) -> str:
-    """What this gateway is called in its group; "" where it has no peers."""
+    """Return what this gateway is called in its group; "" where it has no peers."""
     if config.peers.name or not config.peers.servers:
         return config.peers.name
     return f"{socket.gethostname()}:{os.getpid()}"

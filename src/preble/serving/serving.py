@@ -236,7 +236,7 @@ class Serving(Intake):
         return all(replica.engine.has_caught_up for replica in self.replicas.values())
 
     def standing(self, replica_id: ReplicaId) -> Standing:
-        """Whether a live replica gets requests. Raises: KeyError: it is not live."""
+        """Return whether a live replica gets requests. Raises: KeyError: it is not live."""
         return self._placements.ejection.standing(replica_id)
 
     async def listen(self, path: Path, answer: Answering | None = None) -> None:
@@ -248,7 +248,7 @@ class Serving(Intake):
         self._socket = await SchedulerSocket.open(path, *shared, self.telemetry.numbers.keep, answer)
 
     async def exposition(self) -> bytes:
-        """Every metric in Prometheus' text form, summed over this process and its front ends."""
+        """Return every metric in Prometheus' text form, summed over this process and its front ends."""
         others = await self._socket.readings() if self._socket is not None else []
         self.telemetry.others = lambda: others
         return self.telemetry.exposition()

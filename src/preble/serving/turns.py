@@ -72,14 +72,16 @@ class Turns:
         return self._admission.num_waiting
 
     def waiting(self) -> Iterator[tuple[str, str, float]]:
-        """Of each request that waits: its model as metrics name it, the base model, and its GPU time as estimated."""
+        """Yield, for each request that waits, its model as metrics name it, the base model, and its GPU time as
+        estimated.
+        """
         replicas = self._dispatcher.replicas
         for request_id, waiter in self._waiters.items():
             model = replicas.label(waiter.terms.model)
             yield model, replicas.of_model(model or None).base_model, self._admission.cost_s(request_id)
 
     def used_s(self, tenant: str) -> float:
-        """GPU time that counts as used by a tenant, divided by its weight."""
+        """Return the GPU time that counts as used by a tenant, divided by its weight."""
         return self._admission.used_s(tenant)
 
     @property
@@ -88,7 +90,7 @@ class Turns:
         return self._admission.waiting_s
 
     def takes_turns(self, terms: Terms) -> bool:
-        """Whether a request has to wait for its turn."""
+        """Return whether a request has to wait for its turn."""
         return bool(terms.caller.tenant) and self._config.enabled
 
     async def place(self, request: Request, terms: Terms) -> LocalPlaced:
@@ -150,7 +152,9 @@ class Turns:
             future.result().cancelled()
 
     def _rank(self, terms: Terms) -> int:
-        """Of the class that the header names, else the body's `service_tier`; never before the class of the key."""
+        """Return the rank of the class that the header names, else the body's `service_tier`; never before the class of
+        the key.
+        """
         classes, key = self._config.classes, terms.caller.limits
         best = classes.index(key.priority) if key is not None and key.priority is not None else 0
         if (name := terms.priority) is None:
@@ -200,7 +204,9 @@ class Turns:
         self._arm(now)
 
     def _where(self, request_id: RequestId) -> frozenset[ReplicaId]:
-        """The replicas that a request could go to now. Those to keep away from count only where there are no others."""
+        """Return the replicas that a request could go to now. Those to keep away from count only where there are no
+        others.
+        """
         waiter = self._waiters[request_id]
         try:
             able = self._dispatcher.replicas.able_to_serve(waiter.request, waiter.terms.model)

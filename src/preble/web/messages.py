@@ -134,7 +134,7 @@ class AnswerReader:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def eof(self) -> bool:
-        """The connection has ended. Return whether the answer is complete: some answers end with the connection."""
+        """Take the connection's end. Return whether the answer is complete: some answers end with the connection."""
         self.can_go_on = False
         self.is_complete = self.is_complete or (self.has_head and self._until_close)
         return self.is_complete

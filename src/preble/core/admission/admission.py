@@ -75,11 +75,11 @@ class Admission:
         return self._queue.waiting_s
 
     def cost_s(self, request_id: RequestId) -> float:
-        """GPU time of a request that waits, as estimated. Raises: KeyError: it does not wait."""
+        """Return the GPU time of a request that waits, as estimated. Raises: KeyError: it does not wait."""
         return self._waiting[request_id].cost_s
 
     def used_s(self, tenant: str) -> float:
-        """GPU time that counts as used by a tenant, divided by its weight."""
+        """Return the GPU time that counts as used by a tenant, divided by its weight."""
         return self._queue.used_s(tenant)
 
     def take_untold(self) -> dict[str, float]:
@@ -119,7 +119,7 @@ class Admission:
         kind: Hashable = None,
         max_wait_s: float | None = None,
     ) -> list[Refused]:
-        """A request comes. Returns who is refused for that, at once: it, or one that waits.
+        """Take a request that comes; return who is refused for that, at once: it, or one that waits.
 
         `rank`: lower ones go first, whoever sends them. `kind`: equal for requests that the same replicas can serve.
         `max_wait_s`: shorter than everybody's.
@@ -132,7 +132,7 @@ class Admission:
         return self._forget(self._queue.offer(entry, now, self._gate.pending_s))
 
     def next(self, now: float, where: Callable[[RequestId], Where] = lambda request_id: None) -> RequestId | None:
-        """The request that is to be placed now; None: there is no room, or nobody waits.
+        """Return the request that is to be placed now; None: there is no room, or nobody waits.
 
         `where`: the replicas that can serve a request that waits. One that none can serve is called up, to be refused.
         """
@@ -187,11 +187,11 @@ class Admission:
             self._queue.withdraw(entry)
 
     def expire(self, now: float) -> list[Refused]:
-        """Those that have waited for as long as they may; they wait no longer."""
+        """Return those that have waited for as long as they may; they wait no longer."""
         return self._forget(self._queue.expire(now, self._gate.pending_s))
 
     def next_timer(self, now: float) -> float | None:
-        """When `expire` or `next` may have something to do, though nothing else happens; None if never.
+        """Return when `expire` or `next` may have something to do, though nothing else happens; None if never.
 
         To be called when both have nothing to do at `now`; then it is later than that.
         """

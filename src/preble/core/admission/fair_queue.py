@@ -110,12 +110,12 @@ class FairQueue:
         self._tenant(tenant).weight = weight
 
     def used_s(self, tenant: str) -> float:
-        """GPU time that counts as used by the tenant, divided by its weight."""
+        """Return the GPU time that counts as used by the tenant, divided by its weight."""
         return self._tenant(tenant).used_s
 
     def offer(self, entry: Waiting, now: float, in_replicas_s: float = 0.0) -> list[Refused]:
-        """A request comes. Returns who is refused for that, at once: the request itself, or one that came before it.
-        `in_replicas_s`: GPU time of what was started and has not begun to be answered.
+        """Take a request that comes; return who is refused for that, at once: the request itself, or one that came
+        before it. `in_replicas_s`: GPU time of what was started and has not begun to be answered.
 
         It is refused where it could not go before its deadline. Where the queue is full, the tenant that waits for the
         most GPU time loses its newest request.
@@ -212,7 +212,7 @@ class FairQueue:
         self.num_waiting -= 1
 
     def expire(self, now: float, in_replicas_s: float = 0.0) -> list[Refused]:
-        """Those whose deadline has come; they wait no longer. `in_replicas_s`: as for `offer`."""
+        """Return those whose deadline has come; they wait no longer. `in_replicas_s`: as for `offer`."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, entry = heappop(self._deadlines)
@@ -223,7 +223,7 @@ class FairQueue:
         return expired
 
     def next_deadline(self) -> float | None:
-        """When `expire` has something to do next; None if never."""
+        """Return when `expire` has something to do next; None if never."""
         while self._deadlines and not self._deadlines[0][2].is_waiting:
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
@@ -248,7 +248,8 @@ class FairQueue:
         return Refused(entry.request_id, min(retry_after_s, self.settings.max_wait_s))
 
     def _expected_wait_s(self, tenant: _Tenant, entry: Waiting, in_replicas_s: float) -> float:
-        """As if every tenant that waits got its share of what the fleet does a second. 0 before that is known.
+        """Return the wait as if every tenant that waits got its share of what the fleet does a second. 0 before that is
+        known.
 
         It is not known behind one long request that started before anybody waited: nothing has started since. Nor does
         the fleet do little behind one that started since: its whole prefill counts until it is over.

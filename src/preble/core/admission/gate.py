@@ -39,7 +39,7 @@ class _Replica:
             self.pending_s = max(self.pending_s - pending.prefill_s, 0.0) if self.pending else 0.0
 
     def drop_assumed(self, now: float) -> None:
-        """Those without a report count as begun when their time has come, whatever waits before them."""
+        """Drop requests that report nothing and whose estimated prefill is over, in any order."""
         due = [
             request_id
             for request_id, pending in self.pending.items()
@@ -102,19 +102,19 @@ class Gate:
         return sum(replica.pending_s for replica in self._replicas.values())
 
     def has_room(self, where: Where, now: float, *, is_shared: bool = False) -> bool:
-        """Whether any of these replicas should get more. `is_shared`: whether several tenants ask. O(replicas)."""
+        """Return whether any of these should get more. `is_shared`: whether several tenants ask. O(replicas)."""
         depth_s = 0.0 if is_shared else self.depth_s
         return any(self._is_open(replica, now, depth_s) for replica in self._among(where))
 
     def has_room_of_its_own(self, where: Where, tenant: str) -> bool:
-        """Whether at any of these replicas next to nothing waits of this tenant. O(what waits inside replicas)."""
+        """Return whether next to nothing of this tenant waits at any of these. O(what waits inside replicas)."""
         return any(
             sum(pending.prefill_s for pending in replica.pending.values() if pending.tenant == tenant) < self.depth_s
             for replica in self._among(where)
         )
 
     def next_assumption(self, now: float) -> float | None:
-        """When the next request without a report counts as begun, always after `now`; None if there is none."""
+        """Return when the next request without a report counts as begun, always after `now`; None if there is none."""
         for replica in self._replicas.values():
             replica.drop_assumed(now)
         times = [

@@ -161,7 +161,7 @@ class LoadWindow:
         return True
 
     def requests_per_s(self, now: float, among: Sequence[ReplicaIndex] | None = None) -> float:
-        """Mean rate of requests placed in the window, on all replicas or `among` some. O(1), or O(among).
+        """Return the mean rate of requests placed in the window, on all replicas or `among` some. O(1), or O(among).
 
         Over the time since the first request where that is shorter than the window, though a second at least.
         """
@@ -234,11 +234,11 @@ class LoadWindow:
         return load_s
 
     def entries(self) -> list[WindowEntry]:
-        """What counts now, oldest first. O(n); for tests."""
+        """Return what counts now, oldest first. O(n); for tests."""
         return [entry for entry in self._placed() if entry.replica is not None]
 
     def check(self) -> None:
-        """The sums agree with the entries. O(n x replicas); for tests."""
+        """Assert that the sums agree with the entries. O(n x replicas); for tests."""
         assert self._num_placed == sum(self.num_requests)
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
         for replica in map(ReplicaIndex, range(len(self.num_requests))):
@@ -253,7 +253,7 @@ class LoadWindow:
             assert abs(self.load_s[replica] - self._prefill_s[replica] - decode_s) < 1e-6
 
     def _placed(self) -> Iterator[WindowEntry]:
-        """What was placed in the window, oldest first."""
+        """Yield what was placed in the window, oldest first."""
         entry = self._oldest
         while entry is not None:
             yield entry

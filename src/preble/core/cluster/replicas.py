@@ -12,7 +12,7 @@ from preble.errors import NoReplicaError, prompt_too_long
 
 
 def longest_prompt(spec: ReplicaSpec) -> float:
-    """Tokens of the longest prompt that a replica can take; infinity where it gives no limit.
+    """Return tokens of the longest prompt that a replica can take; infinity where it gives no limit.
 
     >>> longest_prompt(ReplicaSpec(ReplicaId("a"), kv_capacity_tokens=4096, max_prompt_tokens=8192))
     4096
@@ -156,7 +156,7 @@ class ReplicaTable:
         self._reserved.remove(index)
 
     def _free_index(self) -> ReplicaIndex:
-        """The lowest index that nobody has; the lists are long enough for it."""
+        """Return the lowest index that nobody has; the lists are long enough for it."""
         indexes = map(ReplicaIndex, range(len(self.num_requests) + 1))
         free = next(i for i in indexes if i not in self.specs and i not in self._reserved)
         if free == len(self.num_requests):
@@ -194,21 +194,21 @@ class ReplicaTable:
         return bool(self.trusted >> replica & 1)
 
     def serving(self, model: str) -> ReplicaSet:
-        """The replicas that serve a base model; all of them for "". O(1)."""
+        """Return the replicas that serve a base model; all of them for "". O(1)."""
         return self._of_model.get(model, self._of_model.get("", 0)) if model else self.live
 
     def longest_prompt(self, among: ReplicaSet) -> float:
-        """Tokens of the longest prompt that any of these replicas takes; infinity where one gives no limit."""
+        """Return tokens of the longest prompt that any of these replicas takes; infinity where one gives no limit."""
         return max((longest_prompt(self.specs[replica]) for replica in replicas_in(among)), default=0)
 
     def fitting(self, num_prompt_tokens: int) -> ReplicaSet:
-        """The replicas that can hold a prompt of this length. O(1) unless it is too long for some."""
+        """Return the replicas that can hold a prompt of this length. O(1) unless it is too long for some."""
         if num_prompt_tokens <= self._shortest_limit:
             return self.live
         return sum(1 << replica for replica, spec in self.specs.items() if num_prompt_tokens <= longest_prompt(spec))
 
     def mask(self, replica_ids: frozenset[ReplicaId]) -> ReplicaSet:
-        """Those of them that are in the table."""
+        """Return those of them that are in the table."""
         return sum(1 << self._index_of[r] for r in replica_ids if r in self._index_of)
 
     def eligible(self, request: Request) -> ReplicaSet:
@@ -276,7 +276,7 @@ class ReplicaTable:
         self.waiting_prefill_s[replica] = max(left_s, 0.0)
 
     def check(self, entries: list[InFlightRequest]) -> None:
-        """The counts agree with the requests in flight. For tests."""
+        """Assert that the counts agree with the requests in flight. For tests."""
         for replica in map(ReplicaIndex, range(len(self.num_requests))):
             mine = [entry for entry in entries if entry.replica == replica]
             waiting = [entry for entry in mine if entry.first_token_at is None]

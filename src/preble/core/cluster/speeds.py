@@ -169,7 +169,7 @@ class ReplicaSpeeds:
 
 
 def _usual(times: deque[tuple[float, float, bool]], decode_pace: float) -> float:
-    """The median of measured / predicted. Drops the times that the latest ones contradict."""
+    """Return the median of measured / predicted. Drops the times that the latest ones contradict."""
     ratios = [ratio / decode_pace if is_decode else ratio for _, ratio, is_decode in times]
     usual, latest = median(ratios), ratios[-MIN_TIMES:]
     if max(latest) * CONTRADICTED >= usual >= min(latest) / CONTRADICTED:

@@ -61,7 +61,7 @@ class Tiers:
         return bool(self._places)
 
     def of(self, replica: ReplicaIndex) -> dict[Tier, ReplicaIndex]:
-        """The places of a replica; do not change it."""
+        """Return the places of a replica; do not change it."""
         return self._places.get(replica, {})
 
     def add(self, replica: ReplicaIndex, tier: Tier, place: ReplicaIndex) -> None:
@@ -69,7 +69,7 @@ class Tiers:
         self._places[replica] = {tier: places[tier] for tier in Tier if tier in places}
 
     def store(self, name: str) -> ReplicaIndex | None:
-        """The place of a store, if any replica has been on it."""
+        """Return the place of a store, if any replica has been on it."""
         return self._stores.get(name)
 
     def add_store(self, name: str, place: ReplicaIndex) -> None:
@@ -81,11 +81,11 @@ class Tiers:
         return [place for place in self._places.pop(replica, {}).values() if place not in shared]
 
     def stores(self) -> set[ReplicaIndex]:
-        """The places of all stores, whether or not they have a name."""
+        """Return the places of all stores, whether or not they have a name."""
         return {*self._stores.values(), *(p[Tier.STORE] for p in self._places.values() if Tier.STORE in p)}
 
     def reachable(self, replicas: ReplicaSet) -> ReplicaSet:
-        """The places from which any of these replicas can load, as a set of indexes."""
+        """Return the places from which any of these replicas can load, as a set of indexes."""
         mask = 0
         for replica, places in self._places.items():
             if replicas >> replica & 1:
@@ -94,7 +94,7 @@ class Tiers:
         return mask
 
     def with_owners(self, holders: ReplicaSet) -> ReplicaSet:
-        """These replicas and places, and the replicas that can load from one of the places."""
+        """Return these replicas and places, and the replicas that can load from one of the places."""
         mask = holders
         for replica, places in self._places.items():
             if any(holders >> place & 1 for place in places.values()):
@@ -102,14 +102,14 @@ class Tiers:
         return mask
 
     def matched_on(self, replica: ReplicaIndex, match: Match, caches: Sequence[ReplicaCache]) -> int:
-        """Leading tokens that the replica holds or can load. O(depth)."""
+        """Return leading tokens that the replica holds or can load. O(depth)."""
         places = self.of(replica).values()
         return max([matched_on(match, caches[one]) for one in (replica, *places)])
 
     def loads(
         self, replica: ReplicaIndex, match: Match, num_tokens: int, block_size: int, caches: Sequence[ReplicaCache]
     ) -> list[tuple[Tier, int]]:
-        """The tokens of the prompt that the replica would load from each of its places, not from a faster one.
+        """Return the tokens of the prompt that the replica would load from each of its places, not from a faster one.
 
         The first item is what it has in its engine's memory, as of `Tier` None. O(depth).
         """
@@ -124,7 +124,7 @@ class Tiers:
 
 
 def loading_s(loads: list[tuple[Tier, int]], cost_model: CostModel, num_tokens: int, matched_tokens: int) -> float:
-    """Seconds to load what is loaded of a prompt; no more than computing it would take."""
+    """Return seconds to load what is loaded of a prompt; no more than computing it would take."""
     in_memory = matched_tokens - sum(tokens for _, tokens in loads)
     computed_s = cost_model.prefill_s(num_tokens - in_memory, in_memory)
     saved_s = computed_s - cost_model.prefill_s(num_tokens - matched_tokens, matched_tokens)
@@ -161,7 +161,7 @@ class ClusterState:
         return replica
 
     def place_of(self, replica: ReplicaIndex, tier: Tier) -> ReplicaIndex:
-        """Where the replica keeps blocks in this tier: an index of its own, or of its store."""
+        """Return where the replica keeps blocks in this tier: an index of its own, or of its store."""
         place = self.tiers.of(replica).get(tier)
         if place is None:
             store = self.replicas.specs[replica].store if tier is Tier.STORE else ""
@@ -198,7 +198,7 @@ class ClusterState:
             self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], cost_model)
 
     def expected_output_tokens(self, prefix: tuple[Node, ...]) -> float:
-        """Output tokens to expect of a request that begins with these nodes, from the top. O(depth).
+        """Return output tokens to expect of a request that begins with these nodes, from the top. O(depth).
 
         The mean of the longest prefix that has been answered, and the less it has been, the more that of shorter ones.
         """
@@ -209,7 +209,7 @@ class ClusterState:
         return expected
 
     def match(self, request: Request, model: str) -> Match:
-        """Where the request's prompt leads in the tree of its model and namespace."""
+        """Return where the request's prompt leads in the tree of its model and namespace."""
         return self.index.match(request.prompt, scoped_namespace(model, request.namespace))
 
     def expire(self, now: float) -> None:

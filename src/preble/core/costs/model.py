@@ -60,7 +60,8 @@ class CostModel:
         self._decode_step_s = self.decode_iteration_s(profile.typical_batch, 0) / profile.typical_batch
 
     def prefill_s(self, new_tokens: int, cached_tokens: int = 0) -> float:
-        """Seconds to compute `new_tokens` that follow `cached_tokens` already in the cache. 0.0 for no new token.
+        """Return seconds to compute `new_tokens` that follow `cached_tokens` already in the cache. 0.0 for no new
+        token.
 
         Non-decreasing in both arguments.
         """
@@ -69,21 +70,23 @@ class CostModel:
         return self._alone_s(new_tokens) + self._context_s(new_tokens, cached_tokens)
 
     def decode_s(self, output_tokens: float, context_tokens: float = 0.0) -> float:
-        """Seconds of GPU time that one request's decoding takes, in iterations shared by `typical_batch` sequences."""
+        """Return seconds of GPU time that one request's decoding takes, in iterations shared by `typical_batch`
+        sequences.
+        """
         if output_tokens <= 0:
             return 0.0
         return output_tokens * (self._decode_step_s + self._decode_s_per_context_token * context_tokens)
 
     def decode_sequence_s(self, context_tokens: float) -> float:
-        """Seconds that one more sequence with `context_tokens` of context adds to every decode iteration."""
+        """Return seconds that one more sequence with `context_tokens` of context adds to every decode iteration."""
         return self._decode_s_per_sequence + self._decode_s_per_context_token * context_tokens
 
     def decode_iteration_s(self, num_decodes: int, context_tokens: int) -> float:
-        """Seconds of one iteration of decodes alone, with `context_tokens` of context together."""
+        """Return seconds of one iteration of decodes alone, with `context_tokens` of context together."""
         return self._iteration_s(num_decodes, 0.0, num_decodes, context_tokens)
 
     def iteration_s(self, prefills: Sequence[tuple[int, int]], num_decodes: int, decode_context_tokens: int) -> float:
-        """Seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
+        """Return seconds of one iteration that mixes prefill chunks with decodes. Non-decreasing in everything.
 
         `prefills`: (new tokens, tokens before them) of each chunk; `decode_context_tokens`: context of all decoding
         sequences together. The tokens of chunks and decodes go through the linear layers together. The fixed
@@ -106,7 +109,7 @@ class CostModel:
         return max(seconds, self._decode_base_s) + decodes_s
 
     def load_s(self, tier: Tier, tokens: int) -> float:
-        """Seconds to load the KV of `tokens` from a tier."""
+        """Return seconds to load the KV of `tokens` from a tier."""
         if tier is Tier.HOST:
             rate, share = self.profile.host_load_s_per_token, _HOST_LOAD
         else:
@@ -114,7 +117,7 @@ class CostModel:
         return tokens * (self._slopes[-1] * share if rate is None else rate)
 
     def balanced_decode_ratio(self) -> float:
-        """The share of decoding in a replica's work that keeps both its memory and its compute busy: ImbalR.
+        """Return the share of decoding in a replica's work that keeps both its memory and its compute busy: ImbalR.
 
         While an iteration of `typical_batch` decodes reads the model's weights, it can compute some prompt tokens for
         nothing. A replica with a larger share of decoding than that has compute to spare. 1.0 where there is none.
@@ -128,7 +131,7 @@ class CostModel:
         return step_s / (step_s + free_tokens * self._slopes[i]) if step_s else 1.0
 
     def admission_s(self, num_requests: int) -> float:
-        """Seconds that admitting `num_requests` adds to an iteration, beyond their tokens."""
+        """Return seconds that admitting `num_requests` adds to an iteration, beyond their tokens."""
         return num_requests * self.profile.request_overhead_s
 
     def _alone_s(self, num_tokens: int) -> float:
@@ -136,7 +139,7 @@ class CostModel:
         return self._seconds[i] + (num_tokens - self._tokens[i]) * self._slopes[i]
 
     def _piece(self, num_tokens: int) -> int:
-        """The index of the piece of the curve that holds a number of tokens."""
+        """Return the index of the piece of the curve that holds a number of tokens."""
         i = self._first_piece[min(num_tokens >> self._shift, len(self._first_piece) - 1)]
         while i + 1 < len(self._slopes) and self._tokens[i + 1] <= num_tokens:
             i += 1

@@ -50,7 +50,9 @@ class PrefillSample:
         self.seconds = seconds
 
     def predicted_s(self, model: CostModel) -> float:
-        """On average a prompt arrives in the middle of a decode iteration, and then shares the one that admits it."""
+        """Return the predicted TTFT. On average a prompt arrives in the middle of a decode iteration, and then shares
+        the one that admits it.
+        """
         running_s = model.decode_iteration_s(self.num_decoding, self.decode_context_tokens)
         chunk = (self.new_tokens, self.cached_tokens)
         shared_s = model.iteration_s((chunk,), self.num_decoding, self.decode_context_tokens)
@@ -82,7 +84,7 @@ class CostFactors:
 
 
 def scaled(profile: CostProfile, factors: CostFactors) -> CostProfile:
-    """The profile with its times multiplied, except a request's overhead, which the GPU does not cause.
+    """Return the profile with its times multiplied, except a request's overhead, which the GPU does not cause.
 
     A prefill's time up to the fixed part of a decode iteration is that fixed part (reading the weights), so the decode
     factor applies to it, and the prefill factor to the rest. Otherwise a slower prefill would slow down decoding too.
@@ -141,7 +143,7 @@ class CostRefit:
         return self._due_at
 
     def refit(self, now: float) -> CostModel | None:
-        """The corrected model if it is due and differs, else None. O(samples), a fraction of a millisecond."""
+        """Return the corrected model if it is due and differs, else None. O(samples), a fraction of a millisecond."""
         if self._due_at is None or self._due_at > now:
             return None
         self._due_at, self._num_new, self._last_at = None, 0, now
@@ -154,7 +156,7 @@ class CostRefit:
         return self.model
 
     def _moved(self, factor: float, samples: deque[PrefillSample] | deque[DecodeSample]) -> float:
-        """The factor after one bounded step towards what the samples say."""
+        """Return the factor after one bounded step towards what the samples say."""
         if len(samples) < self.settings.min_samples:
             return factor
         predictions = [(sample.seconds, sample.predicted_s(self.model)) for sample in samples]

@@ -106,5 +106,5 @@ class AssumedRequests:
 
 
 def own_id(peer: PeerId, request_id: RequestId) -> RequestId:
-    """The id under which another gateway's request is in flight here."""
+    """Return the id under which another gateway's request is in flight here."""
     return RequestId(f"{peer}\x1f{request_id}")

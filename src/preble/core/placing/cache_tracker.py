@@ -120,13 +120,13 @@ class CacheTracker:
         del self._reports[replica], self._served[replica]
 
     def drift(self, replica: ReplicaIndex) -> CacheDrift:
-        """What was expected to be cached there, and what was reported."""
+        """Return what was expected to be cached there, and what was reported."""
         return self._reports[replica].drift
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:
-        """The replica's request uses its prompt from now on; returns the node at which the prompt ends.
+        """Note that the replica's request uses its prompt from now on; return the node at which the prompt ends.
 
         `match`: of the prompt with the trees as they are now. Where the budget has no room for the rest of the prompt,
         only the part that is known already counts.
@@ -137,17 +137,17 @@ class CacheTracker:
         return leaf
 
     def usable_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
-        """Leading prompt tokens that the replica, trusted or not, is expected to serve from its cache. O(depth)."""
+        """Return leading prompt tokens that the replica, trusted or not, probably serves from its cache. O(depth)."""
         caches = self._index.caches
         held = self._tiers.matched_on(replica, match, caches) if self._tiers else matched_on(match, caches[replica])
         return usable_tokens(held, request.num_prompt_tokens, self._replicas.block_size[replica])
 
     def trusted_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
-        """As `usable_tokens`; 0 on a replica that is not trusted."""
+        """Do as `usable_tokens`; return 0 on a replica that is not trusted."""
         return self.usable_tokens(replica, request, match) if self._replicas.trusts(replica) else 0
 
     def confirmed(self, replica: ReplicaIndex, match: Match) -> tuple[int, float]:
-        """As `confirmed_on`, of the replica's memory and all its tiers. O(depth)."""
+        """Do as `confirmed_on`, of the replica's memory and all its tiers. O(depth)."""
         tokens, used_s = confirmed_on(match, self._index.caches[replica])
         if self._tiers:
             for place in self._tiers.of(replica).values():
@@ -171,7 +171,9 @@ class CacheTracker:
             self._index.caches[store].touch(entry.leaf, now)
 
     def computed_elsewhere(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> bool:
-        """The replica has computed a prompt for another gateway. False if its KV events report what it caches."""
+        """Note a prompt that the replica has computed for another gateway. Return False if its KV events report what it
+        caches.
+        """
         if not self._is_estimated(replica):
             return False
         leaf, block_size = self._place(replica, request, match, now), self._replicas.block_size[replica]
@@ -192,7 +194,7 @@ class CacheTracker:
     # -- what replicas report -----------------------------------------------------------------------------------------
 
     def stored(self, replica: ReplicaIndex, event: BlocksStored, namespace: str, now: float) -> bool:
-        """The replica stored blocks, of this namespace of the index.
+        """Take in blocks that the replica stored, of this namespace of the index.
 
         False if nobody knows where they belong: their parent is unknown, or events that arrive again after a loss have
         not started over.
@@ -210,7 +212,7 @@ class CacheTracker:
         return match is not None
 
     def _locate(self, replica: ReplicaIndex, event: BlocksStored, namespace: str, now: float) -> Match | None:
-        """Where the blocks belong: below their parent, or in a prompt that was just served there."""
+        """Return where the blocks belong: below their parent, or in a prompt that was just served there."""
         match = self._index.locate(replica, event, namespace)
         if match is not None:
             return match
@@ -298,7 +300,7 @@ class CacheTracker:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float:
-        """When a pending report is overdue, or the age of estimates is to be checked; infinity if never."""
+        """Return when a pending report is overdue, or the age of estimates is to be checked; infinity if never."""
         overdue_s = self._pending_reports[0].until if self._pending_reports else inf
         return overdue_s if self._check_age_at is None else min(overdue_s, self._check_age_at)
 
@@ -327,7 +329,7 @@ class CacheTracker:
     # -- inside -------------------------------------------------------------------------------------------------------
 
     def _is_estimated(self, replica: ReplicaIndex) -> bool:
-        """True if no KV events of the replica arrive, so that the index is an estimate of its cache."""
+        """Return True if no KV events of the replica arrive, so that the index is an estimate of its cache."""
         return bool(self._estimated >> replica & 1)
 
     def _start_checking_age(self, replica: ReplicaIndex, now: float) -> None:
@@ -372,23 +374,25 @@ class CacheTracker:
 
 
 def _growth_of_prompt(match: Match, prompt: PackedTokens) -> int:
-    """Bytes by which the index grows at most if the prompt is placed."""
+    """Return bytes by which the index grows at most if the prompt is placed."""
     return _growth(match, len(prompt) - match.num_tokens * TOKEN_BYTES)
 
 
 def _bytes_of_path(leaf: Node) -> int:
-    """Memory of an entry for each node of the path to `leaf`."""
+    """Return the memory of an entry for each node of the path to `leaf`."""
     return ENTRY_BYTES * len(leaf.ancestors())
 
 
 def _growth_of_stored(match: Match, event: BlocksStored) -> int:
-    """Bytes by which the index grows at most if the event is taken in."""
+    """Return bytes by which the index grows at most if the event is taken in."""
     new_bytes = len(event.tokens) - (match.num_tokens - match.base_tokens) * TOKEN_BYTES
     runs, names = len(match.path) + 2, len(event.tokens) // TOKEN_BYTES // event.block_size
     return _growth(match, new_bytes) + runs * RUN_BYTES + names * NAME_BYTES
 
 
 def _growth(match: Match, new_bytes: int) -> int:
-    """Two nodes (a leaf, and a split or a root), an entry for each node of the path and for each that is split."""
+    """Return the memory of two nodes (a leaf, and a split or a root), an entry for each node of the path and for each
+    that is split.
+    """
     entries = len(match.path) + 2 + match.last.holders.bit_count()
     return new_bytes + 2 * NODE_BYTES + entries * ENTRY_BYTES

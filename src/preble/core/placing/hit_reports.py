@@ -60,5 +60,5 @@ class HitReports:
             self.block_size = min(self._divisor & -self._divisor, _LARGEST_BLOCK)
 
     def is_loss(self, expected_tokens: int, cached_tokens: int) -> bool:
-        """Whether the replica has lost a part of what was expected: more than a block is missing."""
+        """Return whether the replica has lost a part of what was expected: more than a block is missing."""
         return expected_tokens - cached_tokens > self.block_size

@@ -165,7 +165,7 @@ class InFlightTable:
 
 
 def _rounded(number: float) -> int:
-    """As `round`, for a number that is not negative; compiled code would ask the interpreter."""
+    """Do as `round`, for a number that is not negative; compiled code would ask the interpreter."""
     whole = int(number)
     rest = number - whole
     return whole + 1 if rest > 0.5 or (rest == 0.5 and whole % 2) else whole

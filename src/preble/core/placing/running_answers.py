@@ -82,7 +82,9 @@ class RunningAnswers:
         self._table.expect(entry, round(tokens + self._cluster.expected_output_tokens(path)))
 
     def _token_s(self, replica: ReplicaIndex) -> float:
-        """Seconds that a token of an answer on the replica takes: what it took of late, and no less than predicted."""
+        """Return seconds that a token of an answer on the replica takes: what it took of late, and no less than
+        predicted.
+        """
         speeds, num_decoding = self._cluster.speeds, self._table.num_decoding[replica]
         token_s = self._cluster.cost_model.decode_iteration_s(num_decoding, self._table.decoding_tokens[replica])
         slowness = 1.0 if speeds.slowness is None else speeds.slowness[replica]

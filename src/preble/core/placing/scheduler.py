@@ -211,7 +211,7 @@ class GlobalScheduler:
         return changed
 
     def forget_peer(self, peer: PeerId, now: float) -> int:
-        """Another gateway is gone: its requests in flight no longer count. Returns how many there were."""
+        """Forget a gateway that is gone: its requests in flight no longer count. Return how many there were."""
         num_forgotten = self._assumed.forget(peer, now)
         self._tell(PeerForgotten(peer), now)
         return num_forgotten
@@ -219,7 +219,8 @@ class GlobalScheduler:
     # -- what replicas report -----------------------------------------------------------------------------------------
 
     def on_stored(self, event: BlocksStored, now: float) -> bool:
-        """A replica has cached further blocks. Returns False if their parent block is unknown, so they are not indexed.
+        """Take in further blocks that a replica has cached. Return False if their parent block is unknown, so they are
+        not indexed.
 
         Events of an unknown replica are ignored.
         """
@@ -257,7 +258,7 @@ class GlobalScheduler:
         self._tell(ReplicaAdded(spec), now)
 
     def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]:
-        """A replica left or died: forget it. Returns our requests there, now out of flight: they may be placed again.
+        """Forget a replica that left or died. Return our requests there, now out of flight: they may be placed again.
 
         Raises: NoReplicaError: there is no replica of that name.
         """
@@ -285,7 +286,7 @@ class GlobalScheduler:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> float | None:
-        """When `on_timer` has something to do next; None if nothing is pending."""
+        """Return when `on_timer` has something to do next; None if nothing is pending."""
         earliest = min(self._tracker.next_timer(), self._cluster.window.next_expiry)
         if self._watching is not None and (watched_at := self._watching.next_timer()) is not None:
             earliest = min(earliest, watched_at)
@@ -321,7 +322,7 @@ class GlobalScheduler:
         return self._tracker.num_unindexed
 
     def snapshot(self) -> SchedulerState:
-        """The scheduler's state now, as one value. O(replicas)."""
+        """Return the scheduler's state now, as one value. O(replicas)."""
         return take_snapshot(
             self._cluster,
             self._tracker,
@@ -336,7 +337,7 @@ class GlobalScheduler:
         return hot_prefixes(self._cluster, at_most)
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
-        """Leading tokens of a prompt that a replica, trusted or not, is expected to serve from its cache now.
+        """Return leading tokens of a prompt that a replica, trusted or not, is expected to serve from its cache now.
 
         Changes nothing. Raises: KeyError: there is no replica of that name.
         """
@@ -345,7 +346,7 @@ class GlobalScheduler:
         return self._tracker.usable_tokens(replica, request, match)
 
     def check(self) -> None:
-        """Every invariant. O(everything); for tests."""
+        """Assert every invariant. O(everything); for tests."""
         self._cluster.index.check()
         self._cluster.window.check()
         self._in_flight.check()

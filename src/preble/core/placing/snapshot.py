@@ -134,7 +134,7 @@ def _replica_state(cluster: ClusterState, tracker: CacheTracker, replica: Replic
 
 
 def _enough_index_bytes(replicas: ReplicaTable) -> int:
-    """What the index takes about, where the KV capacity of the replicas is known."""
+    """Return what the index takes about, where the KV capacity of the replicas is known."""
     bytes_of = [
         (spec.kv_capacity_tokens or 0) * (_INDEX_BYTES_PER_TOKEN + NAME_BYTES / spec.block_size)
         for spec in replicas.specs.values()

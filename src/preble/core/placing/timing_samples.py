@@ -71,7 +71,7 @@ class TimingSamples:
             entry.ttft_s = now - entry.placed_at
 
     def decoding_s(self, entry: InFlightRequest, now: float) -> float:
-        """Seconds since the request's first token that no prompt took on its replica, at least.
+        """Return seconds since the request's first token that no prompt took on its replica, at least.
 
         A prompt that is waiting may be computed for the most part, and that part has held this answer up too.
         """

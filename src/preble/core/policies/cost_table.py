@@ -36,7 +36,7 @@ class CostTable(Sequence[Candidate]):
         self._loaded = loaded
 
     def cheapest(self, rng: Random) -> ReplicaIndex:
-        """The replica with the lowest cost, ties at random."""
+        """Return the replica with the lowest cost, ties at random."""
         load_s, eviction_s, prefill_s = self._load_s, self._eviction_s, self._prefill_s
         lowest_s = inf
         best: list[ReplicaIndex] = []
@@ -71,7 +71,8 @@ class CostTable(Sequence[Candidate]):
 
 
 def lowest(replicas: Iterable[ReplicaIndex], costs: Iterable[float], rng: Random) -> ReplicaIndex:
-    """The replica with the lowest cost. Ties are broken at random: else the first of equal replicas would get it all.
+    """Return the replica with the lowest cost. Ties are broken at random: else the first of equal replicas would get it
+    all.
 
     >>> lowest([ReplicaIndex(0), ReplicaIndex(3)], [2.0, 1.0], Random(0))
     3

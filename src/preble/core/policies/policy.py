@@ -65,7 +65,7 @@ class Watching(ABC):
 
     @abstractmethod
     def next_timer(self) -> float | None:
-        """When `on_timer` has something to do next; None if nothing is pending."""
+        """Return when `on_timer` has something to do next; None if nothing is pending."""
 
     @abstractmethod
     def on_timer(self, now: float) -> list[PrefixReplication]:

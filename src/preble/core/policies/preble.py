@@ -78,7 +78,7 @@ class Preble:
         self._crowding = crowding
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
-        """The replica where the request adds the least delay."""
+        """Return the replica where the request adds the least delay."""
         delays = _Delays(view, self._ttft_value, self._crowding)
         i = delays.least(view, rng)
         return Choice(view.replicas[i], _reason(view, delays.matched[i], delays.most_matched), delays)
@@ -136,7 +136,7 @@ class _Delays(Sequence[Candidate]):
         self._has_room: list[bool] = []
 
     def least(self, view: ClusterView, rng: Random) -> int:
-        """The position of the replica with the least delay, ties at random."""
+        """Return the position of the replica with the least delay, ties at random."""
         tokens_to_come = view.request.num_prompt_tokens + self._expected_tokens
         least_s, best, tokens, prefill_s = inf, [0], -1, 0.0
         for i, replica in enumerate(self._replicas):
@@ -194,7 +194,7 @@ class _Delays(Sequence[Candidate]):
         return own * (others + self._crowd * (self._waiting_s[replica] + own / 2))
 
     def _shared_prefill_s(self, view: ClusterView, matched: int) -> float:
-        """Seconds of prefill where `matched` tokens are cached, less what later users of a copy will pay of it."""
+        """Return seconds of prefill where `matched` tokens are cached, less what later users of a copy pay."""
         num_tokens = view.request.num_prompt_tokens
         hit_s = view.prefill_s(view.known_tokens)
         hit_s += view.decode_pace * view.cost_model.decode_s(self._expected_tokens, num_tokens)

@@ -44,7 +44,7 @@ _POLICIES: MappingProxyType[str, Callable[[], Policy]] = MappingProxyType(
 
 
 def policy_names() -> tuple[str, ...]:
-    """Every name that `make_policy` knows; the first is the default.
+    """Return every name that `make_policy` knows; the first is the default.
 
     `e2_per_request` and `e2_rebalance` are parts of `e2`, for the ablation: Algorithm 1 without the balance of prefill
     and decode, and the same with rebalancing and replication. All of them: docs/reference/policies.md.
@@ -56,12 +56,12 @@ def policy_names() -> tuple[str, ...]:
 
 
 def reads_token_ids(name: str) -> bool:
-    """True if the policy's choices depend on the token ids themselves, not only on which prompts share tokens."""
+    """Return whether the policy's choices depend on the token ids, not only on which prompts share tokens."""
     return name == Chwbl.name
 
 
 def make_policy(name: str) -> Policy:
-    """A new policy. `name`: with its settings, if it has any: `e2?threshold=2&min_requests=4`.
+    """Return a new policy. `name`: with its settings, if it has any: `e2?threshold=2&min_requests=4`.
 
     Raises: ConfigError: there is none of that name, or it has no such setting.
     """

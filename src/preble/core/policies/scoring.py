@@ -15,17 +15,17 @@ from preble.core.types import Candidate, Reason
 def choose_by(
     view: ClusterView, score: Callable[[ReplicaView], float], rng: Random, reason: Reason = Reason.POLICY
 ) -> Choice:
-    """The candidate with the lowest score, ties at random. The scores go into the decision log."""
+    """Return the candidate with the lowest score, ties at random. The scores go into the decision log."""
     return choose_lowest(view, view.replicas, [score(replica) for replica in view.candidates], rng, reason)
 
 
 def unweighed(view: ClusterView, replica: ReplicaIndex) -> Choice:
-    """A choice for which no costs were weighed; its only candidate says what the replica has cached."""
+    """Return a choice for which no costs were weighed; its only candidate says what the replica has cached."""
     return Choice(replica, Reason.POLICY, (Candidate(view.replica_id(replica), view.matched_on(replica)),))
 
 
 def scored(view: ClusterView, replicas: Sequence[ReplicaIndex], scores: Sequence[float]) -> tuple[Candidate, ...]:
-    """These replicas as candidates, each with its score."""
+    """Return these replicas as candidates, each with its score."""
     rows = zip(replicas, view.matched_tokens(replicas), scores, strict=True)
     return tuple(Candidate(view.replica_id(replica), matched, score=score) for replica, matched, score in rows)
 
@@ -37,26 +37,28 @@ def choose_lowest(
     rng: Random,
     reason: Reason = Reason.POLICY,
 ) -> Choice:
-    """The replica with the lowest score, ties at random; all of `replicas` are its candidates."""
+    """Return the replica with the lowest score, ties at random; all of `replicas` are its candidates."""
     return Choice(lowest(replicas, scores, rng), reason, scored(view, replicas, scores))
 
 
 def match_ratio(view: ClusterView, matched_tokens: int) -> float:
-    """The part of the prompt that `matched_tokens` are; 0 for an empty prompt."""
+    """Return the part of the prompt that `matched_tokens` are; 0 for an empty prompt."""
     return matched_tokens / max(view.request.num_prompt_tokens, 1)
 
 
 def in_flight(view: ClusterView, replicas: Sequence[ReplicaIndex]) -> list[int]:
-    """Requests in flight on each of these replicas."""
+    """Return requests in flight on each of these replicas."""
     return [view.num_requests[replica] for replica in replicas]
 
 
 def uncached_tokens(view: ClusterView, replicas: Sequence[ReplicaIndex]) -> list[int]:
-    """Prompt tokens that each of these replicas would have to compute."""
+    """Return prompt tokens that each of these replicas would have to compute."""
     return [view.request.num_prompt_tokens - matched for matched in view.matched_tokens(replicas)]
 
 
 def two_choices(view: ClusterView, rng: Random, reason: Reason) -> Choice:
-    """Of two replicas drawn at random, or of the only one, the one with fewer requests in flight; ties at random."""
+    """Draw two replicas at random and return the one with fewer requests in flight, or the only one; ties at
+    random.
+    """
     replicas = rng.sample(view.replicas, min(2, len(view.replicas)))
     return choose_lowest(view, replicas, [view.num_requests[replica] for replica in replicas], rng, reason)

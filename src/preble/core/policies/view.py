@@ -41,7 +41,7 @@ class PromptPiece:
         self._history, self._now = history, now
 
     def later_uses(self, ready_s: float) -> float:
-        """How many such requests to expect `ready_s` from now or later, if they go on as long as they have."""
+        """Return how many such requests to expect `ready_s` from now or later, if they go on as long as they have."""
         return self._history.later_uses(self._now, ready_s) if self._history is not None else 0.0
 
 
@@ -138,7 +138,7 @@ class ClusterView:
         return self._scaled(self._window.load_s)
 
     def slowness(self, replica: ReplicaIndex) -> float:
-        """How many times as long as a typical replica this one takes for the same work."""
+        """Return how many times as long as a typical replica this one takes for the same work."""
         slowness = self._cluster.speeds.slowness
         return 1.0 if slowness is None else slowness[replica]
 
@@ -191,7 +191,7 @@ class ClusterView:
         return self._window.requests_per_s(self.now, self.replicas)
 
     def pieces(self, until: int, beyond: int = 0) -> list[PromptPiece]:
-        """What the trees know of the prompt: the pieces that reach beyond token `beyond`, up to token `until`.
+        """Return what the trees know of the prompt: the pieces that reach beyond token `beyond`, up to token `until`.
 
         O(depth).
         """
@@ -216,7 +216,7 @@ class ClusterView:
         return min(self.match.num_tokens, max(self._num_tokens - 1, 0))
 
     def _cached_prefix(self) -> PrefixMatch:
-        """The part of the prompt that trusted replicas cache or can load. O(depth) when first asked."""
+        """Return the part of the prompt that trusted replicas cache or can load. O(depth) when first asked."""
         found = self._prefix_match
         if found is None:
             among = self.trusted
@@ -253,11 +253,12 @@ class ClusterView:
         return 0 if node is None else node.end
 
     def held_tokens(self, replica: ReplicaIndex) -> int:
-        """KV tokens that the replica caches or is about to cache."""
+        """Return the KV tokens that the replica caches or is about to cache."""
         return self._cluster.index.caches[replica].used_tokens
 
     def active_tokens(self, replica: ReplicaIndex) -> int:
-        """KV tokens of the prompts in flight on the replica and of this one; shared prefixes count once. O(depth).
+        """Return the KV tokens of the prompts in flight on the replica and of this one; shared prefixes count once.
+        O(depth).
 
         Output tokens do not count: their number is unknown. On a replica that reports KV events a finished prompt
         counts for another `report_grace_s`.
@@ -266,25 +267,25 @@ class ClusterView:
         return cache.in_use_tokens + self._num_tokens - in_use_on(self.match, cache)
 
     def has_room(self, replica: ReplicaIndex, missed_tokens: float) -> bool:
-        """Whether the replica can cache these tokens and evict nothing."""
+        """Return whether the replica can cache these tokens and evict nothing."""
         return self._cluster.index.caches[replica].used_tokens + missed_tokens <= self._table.capacity[replica]
 
     def kv_usage(self, replica: ReplicaIndex) -> float:
-        """Share of the KV cache that prompts in flight take, each token once; 0 where the size is unknown."""
+        """Return the share of the KV cache that prompts in flight take, each token once; 0 if its size is unknown."""
         return min(self._cluster.index.caches[replica].in_use_tokens / self._table.capacity[replica], 1.0)
 
     def lightest_load_s(self) -> float:
-        """The lowest L of any replica that may get the request. O(replicas)."""
+        """Return the lowest L of any replica that may get the request. O(replicas)."""
         load_s = self.load_s
         return min(load_s) if len(self.replicas) == len(load_s) else min([load_s[replica] for replica in self.replicas])
 
     def decode_ratio(self, replica: ReplicaIndex) -> float:
-        """Share of decoding in L; 0 where there is no load."""
+        """Return the share of decoding in L; 0 where there is no load."""
         load_s = self._window.load_s[replica]
         return self._window.decode_load_s[replica] / load_s if load_s > 0 else 0.0
 
     def matched_on(self, replica: ReplicaIndex) -> int:
-        """Leading prompt tokens that the replica would serve from its cache: whole blocks, never the last token.
+        """Return leading prompt tokens that the replica would serve from its cache: whole blocks, never the last token.
 
         0 on a replica that is not trusted. O(depth).
         """
@@ -308,11 +309,11 @@ class ClusterView:
         return bool(self._cluster.tiers)
 
     def loaded_tokens(self, replica: ReplicaIndex) -> int:
-        """Tokens of `matched_on` that the replica must load into its engine's memory first. O(depth)."""
+        """Return tokens of `matched_on` that the replica must load into its engine's memory first. O(depth)."""
         return sum([tokens for _, tokens in self._loads(replica)]) if self._cluster.tiers else 0
 
     def loading_s(self, replica: ReplicaIndex) -> float:
-        """Seconds that takes; no more than to compute them. O(depth)."""
+        """Return seconds that takes; no more than to compute them. O(depth)."""
         loads = self._loads(replica) if self._cluster.tiers else []
         return loading_s(loads, self.cost_model, self._num_tokens, self.matched_on(replica)) if loads else 0.0
 
@@ -330,7 +331,7 @@ class ClusterView:
         return self._prefill_s
 
     def matched_tokens(self, replicas: Sequence[ReplicaIndex]) -> list[int]:
-        """As `matched_on`, for each of several replicas. O(replicas + depth)."""
+        """Do as `matched_on`, for each of several replicas. O(replicas + depth)."""
         if len(replicas) <= 2:
             return [self.matched_on(replica) for replica in replicas]
         sizes, index = self._table.block_size, self._cluster.index
@@ -377,7 +378,7 @@ class ClusterView:
         prefill_s: list[float],
         eviction_s: list[float] | None = None,
     ) -> CostTable:
-        """As `costs`, with the policy's own costs; M of Algorithm 2 if None. Lists are by position in `replicas`."""
+        """Do as `costs`, with the policy's own costs; M of Algorithm 2 if None. Lists are by position in `replicas`."""
         return CostTable(
             replicas,
             self._table.ids,

@@ -22,7 +22,7 @@ from preble.core.types import BlockHash, PackedHashes
 
 
 def pack_names(block_hashes: Sequence[BlockHash]) -> bytes:
-    """The names of blocks, one after the other. O(blocks).
+    """Return the names of blocks, one after the other. O(blocks).
 
     >>> len(pack_names([-(2**63), b"an engine's hash", 2**64 - 1]))
     12
@@ -95,13 +95,13 @@ class BlockNames:
         return b"".join(last)
 
     def ends(self, block_hashes: Sequence[BlockHash]) -> list[CacheEntry]:
-        """The entries whose last block is one of these. O(blocks)."""
+        """Return the entries whose last block is one of these. O(blocks)."""
         names = pack_names(block_hashes)
         found = [self._last.get(names[at : at + NAME_BYTES]) for at in range(0, len(names), NAME_BYTES)]
         return [entry for entry in found if entry is not None]
 
     def find(self, block_hash: BlockHash, entries: Iterable[CacheEntry]) -> tuple[CacheEntry, int] | None:
-        """The entry that has a block of this name, and the token at which the block ends; None if none has."""
+        """Return the entry that has a block of this name, and the token at which the block ends; None if none has."""
         name = pack_name(block_hash)
         entry = self._last.get(name)
         if entry is not None:
@@ -112,7 +112,7 @@ class BlockNames:
         return None
 
     def pop(self, block_hashes: Sequence[BlockHash], entries: Iterable[CacheEntry]) -> dict[CacheEntry, bytes]:
-        """One copy of these blocks is gone: forget the names of those that had only one, and in each entry those after
+        """Forget one copy of these blocks: the names of those that had only one, and in each entry those after
         them. Returns the entries that lost some, and what they had before.
 
         Each then has as `names_end` the token at which the first block begins that it lost. O(blocks), or O(names) if
@@ -177,7 +177,7 @@ class BlockNames:
         self._set(head, names[:size], names_end - below * block_size)
 
     def can_join(self, head: CacheEntry, tail: CacheEntry) -> bool:
-        """Whether the names of two entries, one above the other, are consecutive."""
+        """Return whether the names of two entries, one above the other, are consecutive."""
         if not head.names or not tail.names:
             return True
         first_end = tail.names_end - (len(tail.names) // NAME_BYTES - 1) * tail.block_size
@@ -231,7 +231,7 @@ def _reversed(names: bytes) -> bytes:
 
 
 def _index_of(name: bytes, names: bytes) -> int:
-    """Where `name` is among `names`; -1 if it is not."""
+    """Return where `name` is among `names`; -1 if it is not."""
     at = names.find(name)
     while at > 0 and at % NAME_BYTES:
         at = names.find(name, at + 1)

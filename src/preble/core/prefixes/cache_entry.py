@@ -49,7 +49,7 @@ class CacheEntry:
         self.newer: CacheEntry = self
 
     def tokens_in(self, node: Node) -> int:
-        """Leading tokens of `node` (this entry's own) that are cached or about to be."""
+        """Return leading tokens of `node` (this entry's own) that are cached or about to be."""
         return node.num_tokens if self.ref_count else self.held
 
 

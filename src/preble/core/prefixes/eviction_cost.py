@@ -33,7 +33,8 @@ class EvictionCost:
         self._cost_s: list[float] = [0.0]
 
     def cost_s(self, tokens: int, num_requests: int, in_use: tuple[Node, ...] = ()) -> float:
-        """Seconds of recomputation to expect if `tokens` are evicted. `num_requests`: placed on the replica in H.
+        """Return seconds of recomputation to expect if `tokens` are evicted. `num_requests`: placed on the replica in
+        H.
 
         `in_use`: nodes that must stay, since the request for which room is made uses them. Where less than `tokens` can
         be evicted, the cost of evicting all that can. O(victims) the first time, or if one of them must stay.

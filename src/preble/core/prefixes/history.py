@@ -36,7 +36,7 @@ class PrefixHistory:
         self._tokens = 0.0
 
     def copy(self) -> PrefixHistory:
-        """Another one that says the same and goes its own way from now on."""
+        """Return a copy that says the same and goes its own way from now on."""
         other = PrefixHistory(self._used_s)
         other.began_s, other._rate = self.began_s, self._rate
         other._streak, other._mean_use_s = self._streak, self._mean_use_s
@@ -52,7 +52,7 @@ class PrefixHistory:
         self._used_s = now
 
     def uses_per_s(self, now: float) -> float:
-        """Requests a second of late: each counts 1 / `MEMORY_S` at first, and less and less with time."""
+        """Return requests a second of late: each counts 1 / `MEMORY_S` at first, and less and less with time."""
         return self._rate * exp((self._used_s - now) / MEMORY_S)
 
     def later_uses(self, now: float, ready_s: float) -> float:
@@ -81,5 +81,5 @@ class PrefixHistory:
         self._tokens = max(self._tokens + more_tokens, 0.0)
 
     def expected_tokens(self, prior: float) -> float:
-        """Output tokens to expect. `prior`: what to expect without this history, for a prefix with few answers."""
+        """Return output tokens to expect. `prior`: what to expect without this history, if there are few answers."""
         return (self._tokens + PRIOR_ANSWERS * prior) / (self._num_answers + PRIOR_ANSWERS)

@@ -76,13 +76,14 @@ class PrefixIndex:
         return self.tree.num_bytes + self._size.num_bytes
 
     def match(self, prompt: PackedTokens, namespace: str = "") -> Match:
-        """How far the prompt agrees with any known prefix, whether or not a replica still caches it."""
+        """Return how far the prompt agrees with any known prefix, whether or not a replica still caches it."""
         return self.tree.match(prompt, namespace)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
     def place(self, replica: int, match: Match, prompt: PackedTokens, now: float) -> Node:
-        """A request is placed: its prompt is in use on the replica and counts in the window. Returns its last node.
+        """Note that a request is placed: its prompt is in use on the replica and counts in the window. Return its last
+        node.
 
         `match`: of the prompt with the trees as they are now. The node stays valid until `release` and `forget_use`
         have both been called with it. O(tokens + depth).
@@ -90,7 +91,7 @@ class PrefixIndex:
         return self._place(replica, match, self.tree.extend(match, prompt), now)
 
     def place_known(self, replica: int, match: Match, now: float) -> Node:
-        """As `place`, for a prompt of which only the nodes are to count that it uses whole."""
+        """Do as `place`, for a prompt of which only the nodes are to count that it uses whole."""
         return self._place(replica, match, match.whole, now)
 
     def note_answer(self, leaf: Node, output_tokens: int, noted_tokens: float = 0.0, noted_at: float = 0.0) -> None:
@@ -134,7 +135,9 @@ class PrefixIndex:
     # -- reports and forgetting ---------------------------------------------------------------------------------------
 
     def locate(self, replica: int, event: BlocksStored, namespace: str) -> Match | None:
-        """The match of the event's tokens with the tree below its parent; None if the replica has no such parent."""
+        """Return the match of the event's tokens with the tree below its parent; None if the replica has no such
+        parent.
+        """
         if event.parent is None:
             return self.tree.match(event.tokens, namespace)
         found = self.caches[replica].block(event.parent)
@@ -316,7 +319,8 @@ class PrefixIndex:
             self._trim(node)
 
     def _evict_from(self, cache: ReplicaCache, node: Node, start: int, block_size: int, now: float) -> list[Node]:
-        """A block that ends in `node` and begins at token `start` of the prompt is gone, with all that follows it.
+        """Forget a block that ends in `node` and begins at token `start` of the prompt, with all that follows
+        it.
 
         If the block begins in a node above, the tokens there belong to blocks of other branches too. They are kept
         where that node has blocks of its own (this overstates less than a block, and matches count whole blocks only),
@@ -373,7 +377,7 @@ class PrefixIndex:
 
 
 def _used_until(cache: ReplicaCache, limit_s: float, at_most: int | None) -> list[Node]:
-    """The idle nodes that were last used at `limit_s` or before, the oldest first, `at_most` of them."""
+    """Return the idle nodes that were last used at `limit_s` or before, the oldest first, `at_most` of them."""
     old: list[Node] = []
     for entry in cache.oldest_first():
         if entry.last_used_s > limit_s or len(old) == at_most:
@@ -390,7 +394,7 @@ def _lower_held(cache: ReplicaCache, node: Node, limit: int, now: float) -> list
 
 
 def _is_alone_at_end(cache: ReplicaCache, node: Node) -> bool:
-    """Whether the node is a leaf of which this replica alone has an entry, caches all, and no request uses it.
+    """Return whether the node is a leaf of which this replica alone has an entry, caches all, and no request uses it.
 
     Then the next tokens belong to the same node: a leaf of their own would be merged with it at once
     (`ReplicaCache.can_merge`). So an answer that is reported block by block becomes one node.

@@ -39,7 +39,7 @@ class PrefixMatch:
 
 
 def prefix_match(match: Match, caches: Sequence[ReplicaCache], among: int) -> PrefixMatch:
-    """What the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
+    """Return what the replicas of the mask `among` hold of the prompt. O(depth + holders of a part of a node)."""
     best, key_tokens, key_holders = 0, 1, 0
     key_node: Node | None = None
     alive = among
@@ -61,7 +61,7 @@ def prefix_match(match: Match, caches: Sequence[ReplicaCache], among: int) -> Pr
 
 
 def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int, crowded: int) -> list[tuple[int, int]]:
-    """(mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
+    """Return pairs (mask, leading tokens held without a gap) for groups of the replicas in `among` that hold any.
 
     A later group supersedes earlier ones for the replicas in it. `crowded`: the mask of those that are. O(depth +
     holders of a part of a node + crowded holders of the first).
@@ -94,7 +94,8 @@ def matched_tokens(match: Match, caches: Sequence[ReplicaCache], among: int, cro
 
 
 def matched_on(match: Match, cache: ReplicaCache) -> int:
-    """Leading tokens that the replica holds, or is about to hold, without a gap, once it has computed what waits there.
+    """Return leading tokens that the replica holds, or is about to hold, without a gap, once it has computed what waits
+    there.
 
     O(depth); on a crowded replica also what `ReplicaCache.tokens_left` takes.
     """
@@ -110,7 +111,7 @@ def matched_on(match: Match, cache: ReplicaCache) -> int:
 
 
 def in_use_on(match: Match, cache: ReplicaCache) -> int:
-    """Leading tokens that requests in flight on the replica use. O(depth)."""
+    """Return leading tokens that requests in flight on the replica use. O(depth)."""
     for node in match.path:
         entry = cache.get(node)
         if entry is None or not entry.ref_count:
@@ -119,7 +120,7 @@ def in_use_on(match: Match, cache: ReplicaCache) -> int:
 
 
 def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
-    """Leading tokens that the replica holds for certain, and when the least recently used of them was last used.
+    """Return leading tokens that the replica holds for certain, and when the least recently used of them was last used.
 
     What is only about to be held does not count. The time is infinity if there are none. O(depth).
     """
@@ -135,7 +136,8 @@ def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
 
 
 def find_parent(leaf: Node, end: int, event: BlocksStored, namespace: str) -> tuple[Node, int] | None:
-    """The place in a prompt that the event's blocks continue, as the node and the token at which their parent ends.
+    """Return the place in a prompt that the event's blocks continue, as the node and the token at which their parent
+    ends.
 
     The prompt is the one of `end` tokens whose last node was `leaf`. None if it is not of this namespace, does
     not have the first of the blocks, or has too few of their tokens to decide. O(tokens).
@@ -160,7 +162,8 @@ def find_parent(leaf: Node, end: int, event: BlocksStored, namespace: str) -> tu
 
 
 def usable_tokens(held_tokens: int, num_prompt_tokens: int, block_size: int) -> int:
-    """How many of the leading tokens that a replica holds spare it work: whole blocks, and never the prompt's last.
+    """Return how many of the leading tokens that a replica holds spare it work: whole blocks, and never the prompt's
+    last.
 
     The last token is always computed, since its output is needed.
 
@@ -174,7 +177,7 @@ def usable_tokens(held_tokens: int, num_prompt_tokens: int, block_size: int) -> 
 
 
 def _holders_of(node: Node, num_tokens: int, caches: Sequence[ReplicaCache], among: int) -> tuple[int, dict[int, int]]:
-    """Of `among`: those that hold all of the node up to `num_tokens`, as a mask; the tokens of those with less."""
+    """Return, of `among`, those that hold all of the node up to `num_tokens`, as a mask; the tokens of others."""
     whole = among & node.full_holders
     partial = among & node.holders & ~node.full_holders
     if not partial:
@@ -191,5 +194,5 @@ def _holders_of(node: Node, num_tokens: int, caches: Sequence[ReplicaCache], amo
 
 
 def _agreeing(node: Node, num_tokens: int) -> int:
-    """Tokens of the node that a prompt uses which agrees with its path for `num_tokens`."""
+    """Return tokens of the node that a prompt uses which agrees with its path for `num_tokens`."""
     return node.num_tokens if node.end <= num_tokens else num_tokens - node.start

@@ -57,7 +57,7 @@ class Node:
         return self.end - self.num_tokens
 
     def ancestors(self) -> list[Node]:
-        """This node, then its parent, up to the one below the root."""
+        """Yield this node, then its parent, up to the one below the root."""
         path = []
         node = self
         while node.parent is not None:
@@ -100,7 +100,7 @@ class Match:
         return self.path[-1] if self.path else self.base
 
     def node_at(self, tokens: int) -> Node | None:
-        """The node that ends with the first `tokens` tokens or contains the last of them; None beyond the path."""
+        """Return the node that ends with the first `tokens` tokens or has the last of them; None beyond the path."""
         for node in self.path:
             if node.end >= tokens:
                 return node
@@ -145,20 +145,21 @@ class RadixTree:
         return self.num_tokens * TOKEN_BYTES + self.num_nodes * NODE_BYTES
 
     def root(self, namespace: str = "") -> Node:
-        """The empty node above every prompt of a namespace; where there is no prompt yet, it is in the tree from the
-        first that is added below it."""
+        """Return the empty node above every prompt of a namespace; where there is no prompt yet, it is in the tree from
+        the first that is added below it.
+        """
         return self._roots.get(namespace) or Root(namespace)
 
     def roots(self) -> Iterable[Root]:
-        """The empty node of each namespace that has a prompt."""
+        """Return the empty node of each namespace that has a prompt."""
         return self._roots.values()
 
     def match(self, tokens: bytes, namespace: str = "") -> Match:
-        """The longest common prefix with any prompt in the tree. O(tokens), at memcmp speed."""
+        """Return the longest common prefix with any prompt in the tree. O(tokens), at memcmp speed."""
         return self.match_below(self.root(namespace), 0, tokens)
 
     def match_below(self, base: Node, base_tokens: int, tokens: bytes) -> Match:
-        """As `match`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`."""
+        """Do as `match`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`."""
         path: list[Node] = []
         node = base
         position = 0
@@ -189,14 +190,14 @@ class RadixTree:
         return self.insert_below(self.root(namespace), 0, tokens)
 
     def insert_below(self, base: Node, base_tokens: int, tokens: bytes) -> list[Node]:
-        """As `insert`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`.
+        """Do as `insert`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`.
 
         Returns the nodes that hold at least one of `tokens`, from the top; the last one ends where they end.
         """
         return self.extend(self.match_below(base, base_tokens, tokens), tokens)
 
     def extend(self, match: Match, tokens: bytes) -> list[Node]:
-        """As `insert_below`, given the match of just these tokens with the tree as it is now."""
+        """Do as `insert_below`, given the match of just these tokens with the tree as it is now."""
         path, last = list(match.path), match.last
         if match.num_tokens < last.end:
             last = self.split(last, match.num_tokens - last.start)
@@ -267,7 +268,7 @@ class RadixTree:
         _bury(node, parent)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node, parents before children."""
+        """Yield every node, parents before children."""
         stack = [child for root in self._roots.values() for child in (root.children or {}).values()]
         while stack:
             node = stack.pop()
@@ -275,7 +276,7 @@ class RadixTree:
             stack.extend((node.children or {}).values())
 
     def check(self) -> None:
-        """Every invariant of the structure. O(nodes); for tests."""
+        """Assert every invariant of the structure. O(nodes); for tests."""
         count, tokens = len(self._roots) - 1, 0
         assert all(root.children or not namespace for namespace, root in self._roots.items()), "a root of nothing"
         for node in self.nodes():
@@ -303,7 +304,8 @@ class RadixTree:
 
 
 def common_prefix_bytes(run: bytes, tokens: bytes, position: int) -> int:
-    """Bytes of `run`, in whole tokens, that `tokens` has from `position` on. O(run), by bisection at memcmp speed.
+    """Return bytes of `run`, in whole tokens, that `tokens` has from `position` on. O(run), by bisection at memcmp
+    speed.
 
     >>> common_prefix_bytes(b"aaaabbbbcccc", b"....aaaabbbbcccd", 4)
     8
@@ -323,7 +325,7 @@ def common_prefix_bytes(run: bytes, tokens: bytes, position: int) -> int:
 
 
 def live_node(node: Node, num_tokens: int) -> Node:
-    """The node that holds token number `num_tokens` of the prefix that was `node`'s when someone remembered it.
+    """Return the node that holds token number `num_tokens` of the prefix that was `node`'s when someone remembered it.
 
     Follows splits (the upper part is an ancestor), merges and removals (a buried node points to its successor).
     """

@@ -62,11 +62,11 @@ class ReplicaCache:
         return len(self._entries)
 
     def oldest_idle(self) -> CacheEntry | None:
-        """The least recently used entry that is not in use. O(1 + older entries in use)."""
+        """Return the least recently used entry that is not in use. O(1 + older entries in use)."""
         return next((entry for entry in self.oldest_first() if not entry.ref_count), None)
 
     def block(self, block_hash: BlockHash) -> tuple[Node, int] | None:
-        """The node in which a block ends, and the prompt tokens up to its end; None if it is unknown.
+        """Return the node in which a block ends, and the prompt tokens up to its end; None if it is unknown.
 
         O(1) for the last one named in a node, else O(names).
         """
@@ -85,7 +85,7 @@ class ReplicaCache:
             self.names.add(entry, names, end, block_size, are_copies=are_copies)
 
     def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int, bytes]]:
-        """One copy of these blocks is gone. Returns (node, start, block size) of the first one of each node of which it
+        """Forget one copy of these blocks. Return (node, start, block size) of the first one of each node of which it
         was the last copy, and the names that are gone. O(names)."""
         gone = self.names.pop(block_hashes, self._entries.values())
         return [
@@ -115,7 +115,7 @@ class ReplicaCache:
         return self._entries.get(node)
 
     def tokens_held(self, node: Node) -> int:
-        """Leading tokens of `node` that the replica caches already."""
+        """Return leading tokens of `node` that the replica caches already."""
         entry = self._entries.get(node)
         return 0 if entry is None else entry.held
 
@@ -125,7 +125,7 @@ class ReplicaCache:
         return self.used_tokens > self.capacity
 
     def tokens_left(self, node: Node) -> int:
-        """Leading tokens of `node` that a crowded cache will have left when all that was placed is computed.
+        """Return leading tokens of `node` that a crowded cache will have left when all that was placed is computed.
 
         It evicts the least recently used first, and what a request uses only when nothing idle is left. Ask for the
         nodes of a prompt from the top, up to the first that is not left whole. O(1) on average: one change moves the
@@ -146,16 +146,16 @@ class ReplicaCache:
         return 0 if entry.last_used_s < self._cut.last_used_s else tokens
 
     def is_in_use(self, node: Node) -> bool:
-        """Whether a request in flight uses the node."""
+        """Return whether a request in flight uses the node."""
         entry = self._entries.get(node)
         return entry is not None and entry.ref_count > 0
 
     def entries(self) -> Iterator[CacheEntry]:
-        """Every entry, in no particular order."""
+        """Return every entry, in no particular order."""
         return iter(self._entries.values())
 
     def add_use(self, path: list[Node], now: float) -> None:
-        """A request that uses `path` was placed here. O(depth)."""
+        """Note a request that uses `path` and was placed here. O(depth)."""
         self.version += 1
         for node in reversed(path):
             entry = self._entries.get(node)
@@ -172,15 +172,17 @@ class ReplicaCache:
                 node.full_holders |= self.bit
 
     def release(self, leaf: Node) -> list[Node]:
-        """A request no longer uses the path to `leaf`; returns the nodes that lost their entry. O(depth)."""
+        """Note that a request no longer uses the path to `leaf`; return the nodes that lost their entry. O(depth)."""
         return self._walk_up(leaf, ref_count=1, recent_uses=0)
 
     def forget_use(self, leaf: Node) -> list[Node]:
-        """A request that uses the path to `leaf` left the window; returns the nodes that lost their entry. O(depth)."""
+        """Forget that a request used the path to `leaf`: it left the window. Return the nodes that lost their entry.
+        O(depth).
+        """
         return self._walk_up(leaf, ref_count=0, recent_uses=1)
 
     def set_held(self, node: Node, held: int, now: float) -> bool:
-        """The replica caches exactly the first `held` tokens of `node`; True if that removed the node's entry.
+        """Note that the replica caches exactly `held` tokens of `node`. Return True if that removed the node's entry.
 
         A new entry comes just before that of the nearest ancestor, as if it had been used just before it. O(depth).
         """
@@ -228,14 +230,14 @@ class ReplicaCache:
         self._settle(lower, tail)
 
     def can_merge(self, upper: Node, lower: Node) -> bool:
-        """True if one entry can replace the two: the same requests use both, and what is cached has no gap."""
+        """Return True if one entry can replace the two: the same requests use both, and what is cached has no gap."""
         head, tail = self._entries[upper], self._entries[lower]
         alike = head.ref_count == tail.ref_count and head.recent_uses == tail.recent_uses
         has_no_gap = head.held == upper.num_tokens or not tail.held
         return alike and has_no_gap and self.names.can_join(head, tail)
 
     def oldest_first(self) -> Iterator[CacheEntry]:
-        """Entries of what is cached or about to be, least recently used first. The one just given may be changed."""
+        """Yield entries of what is cached or about to be, least recently used first. The last given may be changed."""
         entry = self._ring.newer
         while entry is not self._ring:
             following = entry.newer
@@ -263,7 +265,7 @@ class ReplicaCache:
         self.names.check(self._entries.values())
 
     def close(self) -> list[Node]:
-        """The replica is gone: take its bit off every node; returns those nodes. O(entries)."""
+        """Take the bit of the replica, which is gone, off every node; return those nodes. O(entries)."""
         self.forget_blocks()
         self._use(-self.used_tokens)
         nodes = list(self._entries)
@@ -278,7 +280,7 @@ class ReplicaCache:
         return nodes
 
     def _find_cut(self) -> None:
-        """The oldest entry of which something will be left, and how much of it will be gone."""
+        """Find the oldest entry of which something will be left, and how much of it will be gone."""
         excess = self.used_tokens - self.capacity
         idle_tokens = self.used_tokens - self.in_use_tokens
         self._cut_in_use = in_use = idle_tokens <= excess
@@ -306,7 +308,7 @@ class ReplicaCache:
             self._size.crowded &= ~self.bit
 
     def _nearest_above(self, node: Node) -> CacheEntry:
-        """The entry of the nearest ancestor that is in the order; else the newest end of the order."""
+        """Return the entry of the nearest ancestor that is in the order; else the newest end of the order."""
         for ancestor in node.ancestors():
             entry = self._entries.get(ancestor)
             if entry is not None and ancestor is not node and _is_linked(entry):

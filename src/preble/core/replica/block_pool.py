@@ -46,11 +46,11 @@ class BlockPool:
         return self._num_users[block] > 0
 
     def count_free(self, backwards: Iterable[int]) -> int:
-        """The number of free blocks in a run, which is given from its end. O(free blocks)."""
+        """Return the number of free blocks in a run, which is given from its end. O(free blocks)."""
         return sum(1 for _ in takewhile(lambda block: not self._num_users[block], backwards))
 
     def take(self, num_blocks: int) -> list[int]:
-        """A run of free blocks, in the order of reuse; it may continue another run. O(num_blocks).
+        """Return a run of free blocks, in the order of reuse; it may continue another run. O(num_blocks).
 
         Raises: IndexError: too few are free.
         """

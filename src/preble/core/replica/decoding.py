@@ -65,7 +65,7 @@ class Decoding:
         self._ids = None
 
     def due(self) -> Iterator[Sequence]:
-        """The sequences that need more than counting in the next step, in order, with current counts.
+        """Yield the sequences that need more than counting in the next step, in order, with current counts.
 
         The caller may let others leave meanwhile. A yielded sequence is due again only once it is planned.
         """

@@ -28,7 +28,7 @@ _RUN_BLOCKS = 32
 
 
 def hash_blocks(tokens: bytes, block_size: int, parent: int | None = None, namespace: str = "") -> list[int]:
-    """Hashes of the full blocks of a packed run that follows block `parent`, unsigned 64 bit. O(tokens).
+    """Return hashes of the full blocks of a packed run that follows block `parent`, unsigned 64 bit. O(tokens).
 
     A prompt of another `namespace` has other hashes from its first block on. An unfilled last block has no hash.
 
@@ -55,7 +55,7 @@ def hash_blocks(tokens: bytes, block_size: int, parent: int | None = None, names
 
 @lru_cache(maxsize=4096)
 def _hash_run(digest: bytes, run: bytes, step: int) -> bytes:
-    """The digests, joined, of blocks of `step` bytes that follow a block of this digest."""
+    """Return the digests, joined, of blocks of `step` bytes that follow a block of this digest."""
     digests = []
     for start in range(0, len(run), step):
         # Cutting a whole digest is twice as fast as asking for a short one: passing the argument costs that much.
@@ -83,18 +83,18 @@ class PrefixCache:
         self._events: list[KvEvent] = []
 
     def __len__(self) -> int:
-        """Number of cached blocks, in use or not."""
+        """Return the number of cached blocks, in use or not."""
         return len(self._block_of)
 
     def __contains__(self, block_hash: int) -> bool:
         return block_hash in self._block_of
 
     def __iter__(self) -> Iterator[int]:
-        """Hashes of the cached blocks."""
+        """Return hashes of the cached blocks."""
         return iter(self._block_of)
 
     def match(self, hashes: Sequence[int], hint: int = 0) -> int:
-        """How many leading blocks of `hashes` are cached. Changes nothing.
+        """Return how many leading blocks of `hashes` are cached. Changes nothing.
 
         `hint`: an earlier answer for the same hashes; O(1) if it still holds, O(log blocks) otherwise.
         """
@@ -106,14 +106,16 @@ class PrefixCache:
         return bisect_left(hashes, True, key=lambda block_hash: block_hash not in cached)
 
     def can_hold(self, num_blocks: int, prefix: Sequence[int]) -> bool:
-        """Whether `lock(prefix)` and then `allocate(num_blocks)` would succeed now. O(free blocks in the prefix)."""
+        """Return whether `lock(prefix)` and then `allocate(num_blocks)` would succeed now. O(free blocks in the
+        prefix).
+        """
         if num_blocks + len(prefix) <= self.pool.num_free:
             return True
         free_in_prefix = self.pool.count_free(map(self._block_of.__getitem__, reversed(prefix)))
         return num_blocks <= self.pool.num_free - free_in_prefix
 
     def lock(self, prefix: Sequence[int]) -> list[int]:
-        """A run of the blocks of cached hashes. Raises: KeyError: one is not cached."""
+        """Lock a run of the blocks of cached hashes. Raises: KeyError: one is not cached."""
         blocks = list(map(self._block_of.__getitem__, prefix))
         self.pool.retain(blocks)
         return blocks
@@ -172,7 +174,7 @@ class PrefixCache:
         return True
 
     def take_events(self) -> list[KvEvent]:
-        """What changed since the last call, in order."""
+        """Return what changed since the last call, in order."""
         events, self._events = self._events, []
         return events
 

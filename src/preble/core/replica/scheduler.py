@@ -47,7 +47,7 @@ class Batch:
         return len(self.decodes) + sum([chunk.new_tokens for chunk in self.prefills])
 
     def iteration_s(self, model: CostModel) -> float:
-        """Seconds that a replica takes to compute it."""
+        """Return seconds that a replica takes to compute it."""
         prefills = [(chunk.new_tokens, chunk.tokens_before) for chunk in self.prefills]
         computed_s = model.iteration_s(prefills, len(self.decodes), self.decode_context_tokens)
         return computed_s + model.admission_s(self.num_admitted)
@@ -189,15 +189,15 @@ class LocalScheduler:
         return self._cache.clear()
 
     def take_events(self) -> list[KvEvent]:
-        """Changes of the prefix cache since the last call, in order."""
+        """Return changes of the prefix cache since the last call, in order."""
         return self._cache.take_events()
 
     def cached_hashes(self) -> frozenset[int]:
-        """Every block in the prefix cache now. O(blocks)."""
+        """Return every block in the prefix cache now. O(blocks)."""
         return frozenset(self._cache)
 
     def next_batch(self, now: float) -> Batch | None:
-        """What to compute next; None if nothing runs or waits. O(running + admitted).
+        """Return what to compute next; None if nothing runs or waits. O(running + admitted).
 
         Blocks that this iteration fills are in the prefix cache from now on, as in vLLM: a request that is admitted
         later in the same batch reads what an earlier one writes.
@@ -220,7 +220,7 @@ class LocalScheduler:
         return self._batch
 
     def complete(self, batch: Batch, now: float) -> StepResult:
-        """The iteration is over: each decode and each finished prefill has its token. O(prefills + requests that end).
+        """End the iteration: each decode and each finished prefill has its token. O(prefills + requests that end).
 
         Requests that were aborted since `next_batch` get none. Raises: RuntimeError: `batch` is not the last one, or
         has been completed before.
@@ -263,7 +263,7 @@ class LocalScheduler:
         return -(-num_tokens // self.block_size)
 
     def _match(self, sequence: Sequence) -> int:
-        """Leading blocks found in the cache; the last token is always computed, since its output is needed."""
+        """Return leading blocks found in the cache; the last token is always computed, since its output is needed."""
         sequence.last_match = self._cache.match(sequence.hashes, sequence.last_match)
         return min(max(sequence.last_match - self._num_dropped, 0), (sequence.num_tokens - 1) // self.block_size)
 

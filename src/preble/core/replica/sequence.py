@@ -110,7 +110,7 @@ class Sequence:
         self.num_tokens = self.num_computed + 1
 
     def next_due(self, step: int) -> int:
-        """The first step from `step` on that needs a new block, fills one, or makes the last token."""
+        """Return the first step from `step` on that needs a new block, fills one, or makes the last token."""
         num_computed = self._computed_at_step_0 + step
         if num_computed == self.num_slots:
             return step
@@ -118,12 +118,12 @@ class Sequence:
         return step + min(to_fill_block, self.final_tokens - 2 - num_computed)
 
     def packed_blocks(self, start: int, stop: int) -> PackedTokens:
-        """The packed tokens of blocks `start` ... `stop` - 1."""
+        """Return the packed tokens of blocks `start` ... `stop` - 1."""
         block_bytes = self._block_size * TOKEN_BYTES
         return PackedTokens(self._tokens[start * block_bytes : stop * block_bytes])
 
     def finished(self, now: float) -> Finished:
-        """The record of a sequence that has all its output."""
+        """Return the record of a sequence that has all its output."""
         assert self._first_token_at is not None
         num_prompt = self.request.num_prompt_tokens
         return Finished(

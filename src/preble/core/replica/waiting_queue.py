@@ -28,7 +28,7 @@ class QueueOrder(StrEnum):
 
 
 def group_of(cached_tokens: int, num_tokens: int, num_groups: int) -> int:
-    """The priority group of a request, 0 ... num_groups - 1. Source: Preble, Algorithm 3.
+    """Return the priority group of a request, 0 ... num_groups - 1. Source: Preble, Algorithm 3.
 
     >>> group_of(63, 100, 10), group_of(60, 100, 10), group_of(100, 100, 10), group_of(0, 100, 10)
     (6, 6, 9, 0)
@@ -51,15 +51,15 @@ class _Round:
         self.oldest = oldest
 
     def next_group(self, groups: Sequence[Sized]) -> int | None:
-        """The highest group with a request and picks left; None if the round is over. O(groups)."""
+        """Return the highest group with a request and picks left; None if the round is over. O(groups)."""
         for group in reversed(range(len(groups))):
             if groups[group] and self.num_picks[group] <= group:
                 return group
         return None
 
     def picks_left(self, groups: Sequence[Group]) -> Iterator[tuple[Group, int]]:
-        """The groups, highest first, each with the number of its requests that this round still serves if none comes or
-        changes groups.
+        """Yield the groups, highest first, each with the number of its requests that this round still serves if none
+        comes or changes groups.
 
         A round only goes down: a group that it leaves is empty or has had its share. O(groups).
         """
@@ -120,11 +120,11 @@ class WaitingQueue:
         return item in self._num_tokens or item in self._returned
 
     def __iter__(self) -> Iterator[str]:
-        """Waiting ids: first those that were put back, then the oldest first."""
+        """Return waiting ids: first those that were put back, then the oldest first."""
         return chain(self._returned, self._num_tokens)
 
     def max_picks(self, num_older: int) -> int | None:
-        """The most picks (of requests not put back) until a request with `num_older` older ones is served.
+        """Return the most picks (of requests not put back) until a request with `num_older` older ones is served.
 
         None if there is no bound (LPM). For GROUPS: the rest of the running round, then one round for each older
         request and for itself, since each round serves the request that was the oldest at its start.
@@ -170,7 +170,7 @@ class WaitingQueue:
             self._lanes[0] = deque(self._num_tokens)
 
     def peek(self) -> str | None:
-        """The request that `pop` would return; None if none has been ordered. Changes nothing."""
+        """Return the request that `pop` would return; None if none has been ordered. Changes nothing."""
         if self._returned:
             return self._returned[0]
         pick = self._next_pick()
@@ -195,7 +195,7 @@ class WaitingQueue:
         return pick.item
 
     def in_order(self) -> list[str]:
-        """All ordered requests as successive pops would return them. Changes nothing. O(waiting).
+        """Return all ordered requests as successive pops would return them. Changes nothing. O(waiting).
 
         For an engine that keeps its own queue and takes from its head. It reports what it took with `take`.
         """
@@ -238,7 +238,7 @@ class WaitingQueue:
         return _Round(self._num_groups, oldest=next(iter(self._num_tokens)))
 
     def _pick_of(self, current: _Round) -> _Pick | None:
-        """The next pick of a round; None if it is over and its oldest request has been served."""
+        """Return the next pick of a round; None if it is over and its oldest request has been served."""
         lane = current.next_group(self._lanes)
         if lane is not None:
             return _Pick(self._lanes[lane][0], lane, current)
@@ -246,7 +246,7 @@ class WaitingQueue:
 
 
 def _laid_out(lanes: Sequence[deque[str]], current: _Round, waiting: Collection[str]) -> Iterator[str]:
-    """The requests that rounds serve until every lane is empty, from the rest of the current round on.
+    """Yield the requests that rounds serve until every lane is empty, from the rest of the current round on.
 
     `waiting`: the oldest first, as in each lane; so the oldest of all is at the head of its lane.
     """

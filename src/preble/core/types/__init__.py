@@ -43,7 +43,7 @@ def pack_tokens(token_ids: Iterable[int]) -> PackedTokens:
 
 
 def unpack_tokens(packed: bytes) -> Sequence[int]:
-    """The token ids of a packed run. O(n).
+    """Return the token ids of a packed run. O(n).
 
     >>> list(unpack_tokens(pack_tokens([7, 4096])))
     [7, 4096]
@@ -97,8 +97,8 @@ BlockHashes = tuple[BlockHash, ...] | PackedHashes
 
 
 def namespace_of(lora_name: str | None = None, cache_salt: str | None = None) -> str:
-    """The namespace of prompts computed with this model adapter and this cache salt: equal if and only if they may
-    share KV.
+    """Return the namespace of prompts computed with this model adapter and this cache salt: equal if and only if they
+    may share KV.
 
     A long one becomes a hash: clients choose salts, and the scheduler keeps namespaces.
 
@@ -161,7 +161,7 @@ class Request:
 
     @classmethod
     def of(cls, request_id: str, token_ids: Iterable[int], max_output_tokens: int | None = None) -> Request:
-        """A request from plain token ids.
+        """Return a request from plain token ids.
 
         >>> Request.of("r1", [1, 2, 3]).num_prompt_tokens
         3

@@ -33,7 +33,7 @@ class BodyMemoryBudget:
 
     @contextmanager
     def share(self) -> Iterator[BodyShare]:
-        """A context with one request's reservation, released at its end."""
+        """Yield one request's reservation, released at its end."""
         share = BodyShare(self)
         failed = True
         try:

@@ -73,7 +73,7 @@ class PageClient:
             yield piece
 
     def unless_gone(self) -> AbstractContextManager[None]:
-        """A context in which the current task is cancelled when the client goes. Raises: ClientGone: it did."""
+        """Return a context in which the current task is cancelled when the client goes. Raises: ClientGone: it did."""
         return self._request.unless_gone()
 
     async def reply(self, status: int, headers: HeaderList, body: bytes) -> None:

@@ -80,7 +80,7 @@ class LivePage:
 
 
 def _headers(html: str) -> HeaderList:
-    """Headers that let the page run its own script and style, ask this server, and nothing else."""
+    """Return headers that let the page run its own script and style, ask this server, and nothing else."""
     [style], [script] = (re.findall(f"<{tag}>(.*?)</{tag}>", html, flags=re.DOTALL) for tag in ("style", "script"))
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; connect-src 'self'; "

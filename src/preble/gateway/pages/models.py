@@ -20,12 +20,12 @@ class ModelPages:
         self._started_at = int(time.time())
 
     async def list(self, client: PageClient) -> None:
-        """The models that the live replicas serve."""
+        """Answer with the models that the live replicas serve."""
         data = [self._card(name, replica) for name, replica in sorted(self._serving.replicas.models().items())]
         await client.reply_json(200, {"object": "list", "data": data})
 
     async def one(self, client: PageClient) -> None:
-        """The model that the path names. Raises: UnknownModel."""
+        """Answer with the model that the path names. Raises: UnknownModel."""
         name = client.path.removeprefix(f"{MODELS}/")
         models = self._serving.replicas.models()
         if name not in models:

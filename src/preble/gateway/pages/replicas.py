@@ -50,7 +50,7 @@ class ReplicaPages:
         self._front = front
 
     def page(self) -> ReplicasPage:
-        """Every replica that is watched, and the sources."""
+        """Return every replica that is watched, and the sources."""
         return ReplicasPage(list(self._serving.members), self._serving.members.sources())
 
     async def list(self, client: PageClient) -> None:

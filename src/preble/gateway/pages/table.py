@@ -83,7 +83,7 @@ class Pages:
         return self._added_name(path)
 
     def is_for_admins(self, path: str) -> bool:
-        """Whether only admins may ask for a page."""
+        """Return whether only admins may ask for a page."""
         return path.startswith(FOR_ADMINS) or self._added_name(path) is not None
 
     async def answer(self, method: str, client: PageClient) -> bool:
@@ -99,7 +99,7 @@ class Pages:
         return True
 
     def _handlers(self, method: str, path: str) -> Handlers | None:
-        """What answers a page of ours, by method. Of paths below `MODELS` only those that are read are pages."""
+        """Return what answers a page of ours, by method. Of paths below `MODELS` only those that are read are pages."""
         if path in self._table:
             return self._table[path]
         if path.startswith(DEBUG):

@@ -61,7 +61,7 @@ class JsonRequest:
             self._task.add_done_callback(client.tasks.discard)
 
     async def _run(self, body: bytes) -> None:
-        """A task's root: every failure becomes an answer."""
+        """Run as a task's root: every failure becomes an answer."""
         try:
             await self._answer(body)
         except asyncio.CancelledError as error:

@@ -65,7 +65,7 @@ class _Prompts:
             return attempt
 
     def _body(self, index: int) -> bytes:
-        """The client's own body with that prompt alone."""
+        """Return the client's own body with that prompt alone."""
         prompt = self._prompts[index]
         return msgspec.json.encode(
             self._fields | {"prompt": prompt if isinstance(prompt, (str, Raw)) else list(unpack_tokens(prompt))}
@@ -104,7 +104,7 @@ class _Waiting:
 
 
 def _encoded_size(prompt: Prompt) -> int:
-    """At least the bytes of a prompt in JSON: six for a letter, eleven for a token id."""
+    """Return at least the bytes of a prompt in JSON: six for a letter, eleven for a token id."""
     if isinstance(prompt, Raw):
         return memoryview(prompt).nbytes
     return 6 * len(prompt) if isinstance(prompt, str) else 11 * len(prompt) // TOKEN_BYTES

@@ -206,7 +206,7 @@ class Relay:
         return self._num_failures <= _MOVES_AFTER_FAILURES
 
     async def _move(self, attempt: Attempt, error: Exception | None) -> None:
-        """A task's root."""
+        """Move as a task's root."""
         try:
             is_gone = isinstance(error, EngineRefused | EngineGone)
             self._send(await self._placing.place_again(attempt.placed, is_gone=is_gone))

@@ -46,7 +46,7 @@ def run_workers(
     sources: ConfigSources | None = None,
     log: tuple[str, str],
 ) -> None:
-    """As `server.run`, with `count` front-end processes and a scheduler process.
+    """Do as `server.run`, with `count` front-end processes and a scheduler process.
 
     `log`: level and format of what each process logs. Raises: ConfigError: a setting is unusable.
     """
@@ -66,7 +66,7 @@ def run_workers(
 
 @contextlib.contextmanager
 def _socket_path(config: GatewayConfig) -> Iterator[Path]:
-    """The path of the scheduler's socket, in a folder of its own unless it is configured. Raises: ConfigError."""
+    """Yield the path of the scheduler's socket, in a folder of its own unless it is configured. Raises: ConfigError."""
     if config.scheduler_socket is not None:
         yield Path(config.scheduler_socket).expanduser()
         return
@@ -185,7 +185,7 @@ class _Workers:
         asyncio.get_running_loop().call_later(self._config.timeouts.drain_s, self._stopped.set)
 
     def _stop(self, drains: bool) -> None:
-        """A signal says so: end the start, or drain and then stop, or hurry."""
+        """Obey a signal: end the start, or drain and then stop, or hurry."""
         self._upgrading.cancel()
         drain_s = self._config.timeouts.drain_s if drains and self._has_started else 0.0
         if self._is_draining:

@@ -54,7 +54,7 @@ class DirectScheduler:
         return app
 
     async def _route(self, request: Request) -> Response:
-        """The replica for the request in the body. 503: there is none."""
+        """Return the replica for the request in the body. 503: there is none."""
         request_id = request.headers.get("x-request-id", "")
         try:
             body = json.loads(await request.body())

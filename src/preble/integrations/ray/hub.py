@@ -65,7 +65,7 @@ class _Box:
         self._taken_at = 0.0
 
     def is_used(self) -> bool:
-        """Whether somebody listens, or has a moment ago."""
+        """Return whether somebody listens, or has a moment ago."""
         return bool(self._num_takers) or asyncio.get_running_loop().time() < self._taken_at + FORGOTTEN_S
 
     def put(self, packet: tuple[int, bytes]) -> None:
@@ -90,7 +90,7 @@ class _Box:
 
 
 def hub_name(deployment: str) -> str:
-    """The name of a deployment's hub. `deployment`: its id, with the application."""
+    """Return the name of a deployment's hub. `deployment`: its id, with the application."""
     return f"preble-hub:{VERSION}:{deployment}"
 
 

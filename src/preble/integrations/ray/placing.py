@@ -229,7 +229,9 @@ class Placer:
             self._end(request_id, request)
 
     def _held(self, request_id: str) -> Reservations | None:
-        """Where a request's reservation is held; None before it is placed, and after an hour, when its lease ends."""
+        """Return where a request's reservation is held; None before it is placed, and after an hour, when its lease
+        ends.
+        """
         return self._reservations if request_id in (self._reservations or ()) else None
 
     def _end(self, request_id: str, request: _Request) -> None:
@@ -275,7 +277,9 @@ class Placer:
         reservations.report(request_id, fact, now)
 
     def _has_further(self, reservation: Reservation) -> bool:
-        """Whether an end may be another request's of its id: not if the replica that would report its own has died."""
+        """Return whether an end may be another request's of its id: not if the replica that would report its own has
+        died.
+        """
         return reservation.loss is None and self._further.get(reservation, 0) > 0
 
     def state(self) -> PlacerState:
@@ -296,13 +300,13 @@ class Placer:
 
 
 def _id_of(reservation: Reservation) -> str:
-    """The replica's id at Ray."""
+    """Return the replica's id at Ray."""
     return reservation.placement.replica_id.removeprefix(url_of(""))
 
 
 @cache
 def _placers() -> dict[tuple[str, asyncio.AbstractEventLoop], Placer]:
-    """The placers of this process."""
+    """Return the placers of this process."""
     return {}
 
 

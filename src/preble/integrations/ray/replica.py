@@ -43,7 +43,7 @@ def advert_of(stats: Mapping[str, Any]) -> Advert:
 
 
 def url_of(replica: str) -> str:
-    """The name that the serving room has for a replica of Ray. Nothing is ever sent there."""
+    """Return the name that the serving room has for a replica of Ray. Nothing is ever sent there."""
     return f"http://{replica}"
 
 
@@ -55,7 +55,7 @@ def member_of(url: str, advert: Advert) -> Member:
 
 @cache
 def running() -> dict[str, Advert]:
-    """The replicas that Ray says are running, of all deployments to which this process has routers."""
+    """Return the replicas that Ray says are running, of all deployments to which this process has routers."""
     return {}
 
 

@@ -82,5 +82,5 @@ class Reporter:
 
 
 def _current_request_id() -> str:
-    """The id, at the router, of the call that this replica is serving."""
+    """Return the id, at the router, of the call that this replica is serving."""
     return str(_get_serve_request_context()._internal_request_id)

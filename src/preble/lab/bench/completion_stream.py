@@ -38,7 +38,7 @@ class CompletionEvent(msgspec.Struct):
 
 
 async def server_sent_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The `data` of each server-sent event, whatever pieces the bytes arrive in; other fields are skipped."""
+    """Yield the `data` of each server-sent event, whatever pieces the bytes arrive in; other fields are skipped."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

@@ -51,7 +51,7 @@ def _label_times(axes: Axes, title: str) -> None:
 
 
 def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:
-    """Each run in the colour of its lines: full what was computed, pale what came from the cache."""
+    """Draw each run in the colour of its lines: full what was computed, pale what came from the cache."""
     from matplotlib.ticker import StrMethodFormatter
 
     for place, (name, result) in enumerate(results.items()):

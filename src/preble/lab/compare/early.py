@@ -19,7 +19,7 @@ EASE = 0.5
 
 
 def watch_of(cell: Cell) -> Watch | None:
-    """What may end the run of a cell; None for a run to the end."""
+    """Return what may end the run of a cell; None for a run to the end."""
     if cell.slo is None or not cell.workload.rps:
         return None
     return _Enough(

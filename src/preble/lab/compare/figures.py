@@ -38,7 +38,7 @@ class Look:
 
 
 def policy_looks(policies: Sequence[str]) -> dict[str, Look]:
-    """A look for each policy. If there are more of the less known than colours for them, all of those are grey."""
+    """Return a look for each policy. If there are more of the less known than colours, all of those are grey."""
     others = [policy for policy in policies if policy not in _OWN_COLOURS]
     colours = [colour for colour in _OTHER_COLOURS if colour != _OWN_COLOURS["preble"] or "preble" not in policies]
     looks = {policy: Look(colour) for policy, colour in _OWN_COLOURS.items() if policy in policies}
@@ -48,14 +48,15 @@ def policy_looks(policies: Sequence[str]) -> dict[str, Look]:
 
 
 def workload_drawings(result: CompareResult, workload: str) -> list[Drawing]:
-    """Capacity, then every latency and what the caches did against the rate, then what happened over time."""
+    """Return capacity, then every latency and what the caches did against the rate, then what happened over time."""
     curves = [curve_drawing(result, workload, number) for number in (*LATENCIES, *CACHING)]
     over_time = [series_drawing(result, workload, rps) for rps in shown_rates(result, workload)]
     return [capacity_drawing(result, workload), *curves, *(one for one in over_time if one is not None)]
 
 
 def series_drawing(result: CompareResult, workload: str, rps: float) -> Drawing | None:
-    """The requests in the system and the hit rate over time at one rate, with the first seed; None where no run tells.
+    """Return the requests in the system and the hit rate over time at one rate, with the first seed; None where no run
+    tells.
 
     Lines that still rise when the requests end, or hit rates that still fall, are of rates that are not carried.
     """
@@ -82,7 +83,7 @@ def series_drawing(result: CompareResult, workload: str, rps: float) -> Drawing 
 
 
 def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
-    """A bar a policy, the best on top, with 95 % intervals."""
+    """Return a bar a policy, the best on top, with 95 % intervals."""
     standings = result.standings_of(workload)[::-1]
     looks = policy_looks(result.plan.policies)
 
@@ -115,7 +116,7 @@ def _bar_label(standing: Standing) -> str:
 
 
 def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawing:
-    """One number of every policy against the rate, with 95 % intervals for the policies that have a colour.
+    """Return one number of every policy against the rate, with 95 % intervals for the policies that have a colour.
 
     Who surely carries less than the baseline is named.
     """
@@ -175,7 +176,7 @@ def _draw_policy(
 def whiskers(
     means: Sequence[float], halves: Sequence[float], least: float = 0.0, most: float = math.inf
 ) -> tuple[list[float], list[float]]:
-    """How far intervals reach below and above their means, cut where no value can be.
+    """Return how far intervals reach below and above their means, cut where no value can be.
 
     >>> whiskers([0.75, 0.25], [0.5, 0.5], most=1.0)
     ([0.5, 0.25], [0.25, 0.5])

@@ -41,12 +41,12 @@ class Number:
         return f"{self.name}, s" if self.axis == SECONDS else self.name
 
     def over(self, runs: Sequence[Run]) -> Estimate | None:
-        """Over the seeds; None if a run has no such thing."""
+        """Return the estimate over the seeds; None if a run has no such thing."""
         values = [value for run in runs if (value := self.of(run)) is not None]
         return estimate(values) if values and len(values) == len(runs) else None
 
     def cell(self, runs: Sequence[Run], *, with_interval: bool = True) -> str:
-        """The mean over the seeds as text, with ± half of its interval if there are several."""
+        """Return the mean over the seeds as text, with ± half of its interval if there are several."""
         found = self.over(runs)
         if found is None:
             return "-"
@@ -96,20 +96,24 @@ FAILED = Number("failed", "requests", lambda run: float(run.summary.errors), "{:
 
 
 def settling(runs: Sequence[Run]) -> str:
-    """What runs of several seeds say of a service that never ends: the worst verdict of them; "" if none has one."""
+    """Return what runs of several seeds say of a service that never ends: the worst verdict of them; "" if none has
+    one.
+    """
     found = [run.steady for run in runs if run.steady is not None]
     worst = [Verdict.GROWING, Verdict.SHORT, Verdict.WARMING, Verdict.STEADY]
     return str(min(found, key=lambda one: worst.index(one.verdict))) if found else ""
 
 
 def columns(runs: Iterable[Run]) -> tuple[Number, ...]:
-    """What a table of these runs shows; failures only if there are any."""
+    """Return what a table of these runs shows; failures only if there are any."""
     failed = (FAILED,) if any(run.summary.errors for run in runs) else ()
     return (*LATENCIES, *CACHING, *failed)
 
 
 def headline_rate(result: CompareResult, workload: str) -> float:
-    """The highest of the compared rates at which some policy keeps the SLO with every seed; the lowest if none does."""
+    """Return the highest of the compared rates at which some policy keeps the SLO with every seed; the lowest if none
+    does.
+    """
     rates = shown_rates(result, workload)
     policies = [result.runs_of(workload, policy) for policy in result.plan.policies]
     slo = result.plan.slo_of(workload)
@@ -118,13 +122,13 @@ def headline_rate(result: CompareResult, workload: str) -> float:
 
 
 def shown_rates(result: CompareResult, workload: str) -> list[float]:
-    """The compared rates, ascending; where a trace came at its own times, the rate at which it did."""
+    """Return the compared rates, ascending; where a trace came at its own times, the rate at which it did."""
     runs_by_rate = result.runs_of(workload, result.plan.policies[0])
     return sorted(rps for rps, runs in runs_by_rate.items() if runs[0].workload.rps in result.rates[workload])
 
 
 def caution(result: CompareResult, workload: str) -> str:
-    """A sentence where the capacities found say little, why, and what to do; "" where they are to be trusted."""
+    """Return a sentence where the capacities found say little, why, and what to do; "" where they are to be trusted."""
     best, slo = result.standings_of(workload)[0], result.plan.slo_of(workload)
     runs = [run for run in result.runs if run.label == workload]
     if failing := _ended_by_failures(runs, slo):
@@ -158,7 +162,7 @@ def caution(result: CompareResult, workload: str) -> str:
 
 
 def _only_from_cold(runs: Sequence[Run], best: Standing, slo: CapacitySlo, window_s: float) -> str:
-    """Where the best policy's capacity rests on runs that are too short."""
+    """Return where the best policy's capacity rests on runs that are too short."""
     kept = [run for run in runs if run.policy == best.policy and run.is_carried(slo) and run.steady is not None]
     highest = max(kept, key=lambda run: run.rps, default=None)
     if highest is None or highest.steady is None or highest.steady.verdict is not Verdict.SHORT:
@@ -171,7 +175,7 @@ def _only_from_cold(runs: Sequence[Run], best: Standing, slo: CapacitySlo, windo
 
 
 def _ended_by_failures(runs: Sequence[Run], slo: CapacitySlo) -> list[Run]:
-    """The run that ends the capacity of a policy and seed, of those where it would not if no request had failed."""
+    """Return the runs that end the capacity of a policy and seed only because requests failed."""
     broken = sorted((run for run in runs if not run.is_carried(slo)), key=lambda run: -run.rps)
     lowest = {(run.policy, run.seed): run for run in broken}
     failing = [run for run in lowest.values() if run.summary.errors]

@@ -11,7 +11,7 @@ from preble.lab.report.page import Part
 
 
 def compare_page(result: CompareResult, *, made: str = "") -> str:
-    """The page of a finished comparison. `made`: when and by which command. Raises: ConfigError: no matplotlib."""
+    """Return a finished comparison's page. `made`: when and by which command. Raises: ConfigError: no matplotlib."""
     cluster = result.plan.cluster
     sections = [_section(result, workload) for workload in result.plan.workloads]
     if len(sections) > 1:

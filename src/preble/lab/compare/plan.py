@@ -80,18 +80,18 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
         return not self.rates
 
     def slo_of(self, workload: str) -> CapacitySlo:
-        """What capacity means on the workload of that label."""
+        """Return what capacity means on the workload of that label."""
         return self.slos.get(workload, self.slo)
 
     def arms(self) -> Iterator[Arm]:
-        """Workload by workload and seed by seed, for each policy one."""
+        """Yield workload by workload and seed by seed, for each policy one."""
         for workload in self.workloads:
             for seed in self.seeds:
                 for policy in self.policies:
                     yield Arm(workload, policy, seed)
 
     def cell(self, arm: Arm, rps: float | None) -> Cell:
-        """As other processes read it: 30 and 30.0 are one rate, and have one key."""
+        """Return the cell as other processes read it: 30 and 30.0 are one rate, and have one key."""
         workload = msgspec.structs.replace(self.workloads[arm.workload], rps=rps, seed=arm.seed)
         slo = None
         if self.lasting_s is not None and rps is not None and (workload.streams or is_endless(workload.source)):
@@ -105,7 +105,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
         return _read_cell(arm, msgspec.json.encode(workload), msgspec.json.encode(config), slo)
 
     def cells(self, rates: Mapping[str, Sequence[float | None]]) -> Iterator[Cell]:
-        """The cells at each workload's rates; those that play the same requests follow each other."""
+        """Yield the cells at each workload's rates; those that play the same requests follow each other."""
         for workload, of_it in rates.items():
             for seed, rps, policy in product(self.seeds, of_it, self.policies):
                 yield self.cell(Arm(workload, policy, seed), rps)
@@ -158,7 +158,7 @@ class Cell:
         return min(times_s, default=None)
 
     def __reduce__(self) -> tuple[Callable[..., Cell], tuple[object, ...]]:
-        """To other processes it goes as JSON, as into its key: a compiled core's frozen classes cannot be unpickled."""
+        """Make it go to other processes as JSON, as into its key: a compiled core's classes cannot be unpickled."""
         return _read_cell, (self.arm, msgspec.json.encode(self.workload), msgspec.json.encode(self.config), self.slo)
 
     @property

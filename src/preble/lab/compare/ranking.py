@@ -16,7 +16,7 @@ _ORDER = (Bound.AT_LEAST, Bound.EXACT, Bound.BELOW)
 
 
 def run_capacity(slo: CapacitySlo, runs: Sequence[Run]) -> Capacity:
-    """The capacity that runs of one policy and seed at several rates show."""
+    """Return the capacity that runs of one policy and seed at several rates show."""
     refused = {run.rps for run in runs if not run.is_carried(slo)}
     return capacity([(run.rps, run.judged) for run in runs], slo, refused)
 
@@ -33,7 +33,7 @@ def rates_to_compare(plan: ComparePlan, found: Mapping[str, Sequence[Capacity]])
 def standings(
     workload: str, found: Mapping[str, Sequence[Capacity]], at_the_highest: Mapping[str, Sequence[Summary]]
 ) -> list[Standing]:
-    """The policies on one workload, the best first. Equal capacities are ordered by mean E2E latency.
+    """Return the policies on one workload, the best first. Equal capacities are ordered by mean E2E latency.
 
     `found`: policy -> its capacity with each seed, the seeds in one order. `at_the_highest`: policy -> its runs at the
     highest rate that all have run at.
@@ -59,13 +59,15 @@ def standings(
 
 
 def _versus_baseline(found: Mapping[str, Sequence[Capacity]], policy: str) -> Estimate | None:
-    """Capacity / the baseline's − 1, seed by seed; None where that is not known, or not even on which side of zero."""
+    """Return capacity / the baseline's − 1, seed by seed; None where that is not known, or not even on which side of
+    zero.
+    """
     if BASELINE not in found or Bound.EXACT not in (_common_bound(found[policy]), _common_bound(found[BASELINE])):
         return None
     return estimate([own.rps / its.rps - 1 for own, its in zip(found[policy], found[BASELINE], strict=True)])
 
 
 def _common_bound(of_seeds: Sequence[Capacity]) -> Bound:
-    """Exact only if it is for every seed."""
+    """Return the bound: exact only if it is for every seed."""
     bounds = {one.bound for one in of_seeds}
     return next((bound for bound in (Bound.AT_LEAST, Bound.BELOW) if bound in bounds), Bound.EXACT)

@@ -51,7 +51,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.summary if self.steady is None else self.steady.summary
 
     def is_carried(self, slo: CapacitySlo) -> bool:
-        """Whether the SLO is kept, and nothing says that a longer run would not keep it."""
+        """Return whether the SLO is kept, and nothing says that a longer run would not keep it."""
         settles = self.steady is None or self.steady.is_carried
         return settles and not self.summary.errors and slo.is_met_by(self.judged)
 
@@ -88,7 +88,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _steadiness(cell: Cell, result: SimResult, last_s: float) -> Steadiness:
-    """Of what came after the warm-up that the workload itself has; from its first event on, if it has events.
+    """Judge what came after the warm-up that the workload itself has; from its first event on, if it has events.
 
     Events are what such a run is about. A warm-up that is looked for would leave them out of the runs that they harm.
     """
@@ -143,11 +143,11 @@ class CompareResult(msgspec.Struct, frozen=True, kw_only=True):
     other_runs: list[Run] = []
 
     def standings_of(self, workload: str) -> list[Standing]:
-        """The policies on one workload, the best first."""
+        """Return the policies on one workload, the best first."""
         return [standing for standing in self.standings if standing.workload == workload]
 
     def runs_of(self, workload: str, policy: str) -> dict[float, list[Run]]:
-        """Rate -> the runs of every seed, for the rates at which none is missing, ascending. O(all runs)."""
+        """Return the runs of every seed by rate, ascending, for the rates at which none is missing. O(all runs)."""
         by_rate: dict[float | None, list[Run]] = {}
         for run in self.runs:
             if (run.label, run.policy) == (workload, policy):
@@ -157,13 +157,13 @@ class CompareResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _common_rate(runs: Sequence[Run]) -> float:
-    """What was asked for of every seed, or the mean of what they had where arrivals are recorded."""
+    """Return what was asked for of every seed, or the mean of what they had where arrivals are recorded."""
     asked = runs[0].workload.rps
     return fmean(run.rps for run in runs) if asked is None else asked
 
 
 def read_result(path: Path) -> CompareResult:
-    """A result from its file. Raises: ConfigError: it cannot be read, or is something else."""
+    """Return a result from its file. Raises: ConfigError: it cannot be read, or is something else."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=CompareResult)
     except OSError as error:

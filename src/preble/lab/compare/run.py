@@ -79,7 +79,7 @@ class _Comparison:
             self._make(pool, [cell for arm in arms for cell in next_cells(arm)], lambda cell: next_cells(cell.arm))
 
     def _tried(self, arm: Arm) -> tuple[list[float], float | None]:
-        """The rates that the search of this arm has tried, and the one to try next, if any."""
+        """Return the rates that the search of this arm has tried, and the one to try next, if any."""
 
         def holds_at(rate: float) -> bool | None:
             run = self._find(self._plan.cell(arm, rate))
@@ -122,7 +122,7 @@ class _Comparison:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def _find(self, cell: Cell) -> Run | None:
-        """The cell's run, if there is one; from now on it is one of this comparison's."""
+        """Return the cell's run, if there is one; from now on it is one of this comparison's."""
         run = self._known.get(cell.key)
         if run is not None:
             self._runs[cell.key] = msgspec.structs.replace(run, label=cell.arm.workload)
@@ -134,13 +134,13 @@ class _Comparison:
         self._write(self._result({}, (), is_complete=False))
 
     def _rates(self, workload: str) -> list[float | None]:
-        """The rates at which every policy is run, ascending."""
+        """Return the rates at which every policy is run, ascending."""
         if not self._plan.is_search:
             return sorted(self._plan.rates, key=lambda rate: rate or 0.0)
         return [*rates_to_compare(self._plan, self._capacities(workload))]
 
     def _capacities(self, workload: str) -> dict[str, list[Capacity]]:
-        """Policy -> its capacity with each seed."""
+        """Return each policy's capacity with each seed."""
         slo = self._plan.slo_of(workload)
         found: dict[str, list[Capacity]] = {}
         for arm in self._plan.arms():
@@ -149,7 +149,7 @@ class _Comparison:
         return found
 
     def _deciding_runs(self, arm: Arm) -> list[Run]:
-        """The runs that decide a capacity: those of the search, or else those at the given rates."""
+        """Return the runs that decide a capacity: those of the search, or else those at the given rates."""
         rates = self._tried(arm)[0] if self._plan.is_search else self._plan.rates
         return [self._runs[self._plan.cell(arm, rate).key] for rate in rates]
 

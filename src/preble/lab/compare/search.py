@@ -19,7 +19,7 @@ TYPICAL_RUNS = 9
 
 
 def lattice_rate(step: int) -> float:
-    """Requests a second at a step of the lattice, to four digits.
+    """Return requests a second at a step of the lattice, to four digits.
 
     >>> [lattice_rate(step) for step in (-8, 0, 1, 8)]
     [0.5, 1.0, 1.091, 2.0]
@@ -28,7 +28,7 @@ def lattice_rate(step: int) -> float:
 
 
 def start_step(num_replicas: int, *, is_cut_short: bool = False) -> int:
-    """Where a search starts: about one request a second and replica.
+    """Return where a search starts: about one request a second and replica.
 
     `is_cut_short`: a run that is overloaded ends early, so that it costs less to come from above.
 
@@ -39,7 +39,7 @@ def start_step(num_replicas: int, *, is_cut_short: bool = False) -> int:
 
 
 def nearest_step(rate: float) -> int:
-    """The step of the lattice next to a rate.
+    """Return the step of the lattice next to a rate.
 
     >>> nearest_step(lattice_rate(13))
     13
@@ -48,7 +48,7 @@ def nearest_step(rate: float) -> int:
 
 
 def search_steps(start: int, *, is_near: bool = False) -> Generator[int, bool, None]:
-    """Yields steps to try and is sent whether each holds; ends with a step that holds next to one that does not.
+    """Yield steps to try and is sent whether each holds; ends with a step that holds next to one that does not.
 
     `is_near`: the capacity is probably next to the start, so that the strides begin with one step and double.
     """
@@ -76,7 +76,7 @@ def search_steps(start: int, *, is_near: bool = False) -> Generator[int, bool, N
 def follow(
     start: int, holds_at: Callable[[float], bool | None], *, is_near: bool = False
 ) -> tuple[list[float], float | None]:
-    """The rates that a search from `start` has tried so far, and the one to try next; None when it is over.
+    """Return the rates that a search from `start` has tried so far, and the one to try next; None when it is over.
 
     `holds_at`: whether a rate holds, None where that is not known yet. `is_near`: see `search_steps`.
     """

@@ -17,7 +17,7 @@ WORSE = f"▼: less than {BASELINE}; ▽: less, but within the 95 % interval"
 
 
 def ranking_table(result: CompareResult, workload: str) -> Table:
-    """The policies by capacity, and against the baseline if that is known; those that carry less are marked."""
+    """Return the policies by capacity, and against the baseline if that is known; those that carry less are marked."""
     standings = result.standings_of(workload)
     baseline = next((one for one in standings if one.policy == BASELINE), None)
     rows = [(one.policy, _capacity(one), f"{one.share_of_best:.0%}", _against(one, baseline)) for one in standings]
@@ -31,8 +31,9 @@ def ranking_table(result: CompareResult, workload: str) -> Table:
 
 
 def rate_table(result: CompareResult, workload: str, rps: float, *, with_intervals: bool = True) -> Table:
-    """Every number at one rate, the policies in the order of their capacity; a longer mean E2E than the baseline's is
-    marked."""
+    """Return every number at one rate, the policies in the order of their capacity; a longer mean E2E than the
+    baseline's is marked.
+    """
     policies = [standing.policy for standing in result.standings_of(workload)]
     runs = {policy: result.runs_of(workload, policy)[rps] for policy in policies}
     slower = _slower_than_baseline(runs)
@@ -54,7 +55,7 @@ def rate_table(result: CompareResult, workload: str, rps: float, *, with_interva
 
 
 def overview_table(result: CompareResult) -> Table:
-    """Every policy on every workload: its capacity as a share of the best one's; the best on average first."""
+    """Return every policy on every workload: its capacity as a share of the best one's; the best on average first."""
     shares = {
         policy: {one.workload: one for one in result.standings if one.policy == policy}
         for policy in result.plan.policies
@@ -82,7 +83,7 @@ def _slo_text(slo: CapacitySlo) -> str:
 
 
 def terminal_table(result: CompareResult, workload: str) -> Table:
-    """The ranking with the numbers at one telling rate beside it."""
+    """Return the ranking with the numbers at one telling rate beside it."""
     ranking = ranking_table(result, workload)
     rps = headline_rate(result, workload)
     numbers = rate_table(result, workload, rps, with_intervals=False)
@@ -113,7 +114,7 @@ def _against(standing: Standing, baseline: Standing | None) -> str:
 
 
 def share_cell(standing: Standing) -> str:
-    """Its capacity as a share of the best one's, marked if it is less than the baseline's, or only bounded."""
+    """Return its capacity as a share of the best one's, marked if it is less than the baseline's, or only bounded."""
     at_most = "< " if standing.bound is Bound.BELOW else ""
     return f"{_mark(standing)}{at_most}{standing.share_of_best:.0%}"
 

@@ -40,7 +40,9 @@ def run_cell(cell: Cell) -> Run:
 
 @lru_cache(maxsize=2)
 def _workload(plan: WorkloadPlan, file_digests: tuple[str, ...]) -> Workload:
-    """Made once for the policies that play it, one after another. `file_digests`: so that a changed file is seen."""
+    """Make the workload once for the policies that play it, one after another. `file_digests`: so that a changed file
+    is seen.
+    """
     return plan.make()
 
 
@@ -55,7 +57,7 @@ class _Here(Executor):
 
 @contextmanager
 def workers(jobs: int | None) -> Iterator[Pool]:
-    """Processes to make runs in, None for one a core; none of them is left behind, whichever way this ends.
+    """Yield processes to make runs in, None for one a core; none of them is left behind, whichever way this ends.
 
     One job needs no process but this one. Raises: PrebleError: a process died. ConfigError: fewer than one job, or the
     running script would start over in each process.

@@ -102,7 +102,7 @@ class Steadiness(msgspec.Struct, frozen=True, kw_only=True):
 def steadiness(
     records: Sequence[RequestRecord], *, until_s: float, least_s: float = 0.0, from_s: float | None = None
 ) -> Steadiness:
-    """The verdict on a run from its records. O(n log n).
+    """Return the verdict on a run from its records. O(n log n).
 
     `until_s`: when the last request that came by itself was sent; what is sent later is not judged. `least_s`: a run
     whose arrivals take less time is too short. `from_s`: where the warm-up ends, at the latest in the middle; None to
@@ -134,7 +134,7 @@ def steadiness(
 
 
 def warm_up(values: Sequence[float]) -> int:
-    """How many leading values to leave out, by MSER: at most half of them.
+    """Return how many leading values to leave out, by MSER: at most half of them.
 
     >>> warm_up([9.0, 7.0, 1.0, 1.1, 0.9, 1.0, 1.1, 0.9, 1.0, 1.0])
     2
@@ -150,7 +150,7 @@ def warm_up(values: Sequence[float]) -> int:
 
 
 def drift(values: Sequence[float]) -> Drift:
-    """How the values change, by `BATCHES` batches of them. Raises: ValueError: fewer values than batches."""
+    """Return how the values change, by `BATCHES` batches of them. Raises: ValueError: fewer values than batches."""
     if len(values) < BATCHES:
         raise ValueError(f"a drift needs at least {BATCHES} values, got {len(values)}")
     means = np.array([float(np.mean(part)) for part in np.array_split(np.asarray(values, dtype=float), BATCHES)])
@@ -163,7 +163,7 @@ def drift(values: Sequence[float]) -> Drift:
 
 
 def filled(values: Sequence[float | None]) -> list[float] | None:
-    """Every gap has the value before it, leading ones the first value; None where there is none at all."""
+    """Fill every gap with the value before it, leading ones the first value; None where there is none at all."""
     last = next((value for value in values if value is not None), None)
     if last is None:
         return None
@@ -219,7 +219,7 @@ def _series(records: Sequence[RequestRecord], from_s: float, until_s: float) -> 
 
 
 def _in_system(records: Sequence[RequestRecord], bounds: Floats) -> Floats:
-    """The mean number of requests that were sent and had not ended, between each two bounds."""
+    """Return the mean number of requests that were sent and had not ended, between each two bounds."""
     spent = _seconds_before(np.array([r.scheduled_s for r in records]), bounds)
     spent -= _seconds_before(np.array([r.end_s for r in records]), bounds)
     means: Floats = np.diff(spent) / np.diff(bounds)
@@ -227,7 +227,7 @@ def _in_system(records: Sequence[RequestRecord], bounds: Floats) -> Floats:
 
 
 def _seconds_before(times: Floats, bounds: Floats) -> Floats:
-    """At each bound: the sum, over the times before it, of the seconds since then."""
+    """Return, for each bound b, the sum of b - t over the times t before it."""
     ordered = np.sort(times)
     sums = np.concatenate(([0.0], np.cumsum(ordered)))
     num_before = np.searchsorted(ordered, bounds)
@@ -236,7 +236,7 @@ def _seconds_before(times: Floats, bounds: Floats) -> Floats:
 
 
 def _ratios(place: NDArray[np.int_], above: Floats, below: Floats, num: int) -> list[float | None]:
-    """Of the requests in each slice: the sum of `above` / that of `below`."""
+    """Return, for the requests in each slice, the sum of `above` / that of `below`."""
     inside = place < num
     sums = [np.bincount(place[inside], weights=values[inside], minlength=num) for values in (above, below)]
     return [round(float(a / b), 6) if b else None for a, b in zip(*sums, strict=True)]

@@ -47,7 +47,7 @@ class Agenda:
         heappush(self._heap, (time_s, int(priority), next(self._count), event))
 
     def at_once(self, now: float, priority: Priority, event: Event) -> None:
-        """As `at` for the time that it is: where nothing comes before `event`, it happens in this call."""
+        """Do as `at` for the time that it is: where nothing comes before `event`, it happens in this call."""
         if self._heap and self._heap[0][:2] <= (now, priority):
             self.at(now, priority, event)
         else:

@@ -36,7 +36,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Failure:
-        """From the form SECONDS:lost|added|restarted:REPLICA. Raises: ConfigError.
+        """Read the form SECONDS:lost|added|restarted:REPLICA. Raises: ConfigError.
 
         >>> Failure.parse("12.5:lost:r1")
         Failure(time_s=12.5, kind=<FailureKind.LOST: 'lost'>, replica='r1')
@@ -60,7 +60,7 @@ class Cut(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Cut:
-        """From the form FROM:UNTIL, in seconds. Raises: ConfigError.
+        """Read the form FROM:UNTIL, in seconds. Raises: ConfigError.
 
         >>> Cut.parse("10:20")
         Cut(from_s=10.0, until_s=20.0)
@@ -155,7 +155,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self._blocks(1.0)
 
     def blocks_of(self, replica_id: str) -> int:
-        """KV blocks of the replica of this name."""
+        """Return the KV blocks of the replica of this name."""
         return self._blocks(self.kv_shares.get(replica_id, 1.0))
 
     def _blocks(self, share: float) -> int:

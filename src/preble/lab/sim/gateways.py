@@ -60,7 +60,9 @@ class ClusterScheduler(Protocol):
 
 
 def make_cluster_scheduler(config: SimConfig, policy: Policy | None = None) -> ClusterScheduler:
-    """The scheduler that the configuration describes, or its group of gateways. Raises: ConfigError: no such policy."""
+    """Return the scheduler that the configuration describes, or its group of gateways. Raises: ConfigError: no such
+    policy.
+    """
     if config.group is None:
         return make_scheduler(config.scheduler_settings, config.told_profile, policy)
     if policy is not None:
@@ -177,7 +179,7 @@ class Gateways:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> SchedulerState:
-        """The first gateway's state, with the requests in flight of all."""
+        """Return the first gateway's state, with the requests in flight of all."""
         states = [scheduler.snapshot() for scheduler in self.schedulers]
         return replace(states[0], num_in_flight=sum(state.num_in_flight for state in states))
 

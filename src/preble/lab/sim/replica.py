@@ -64,7 +64,7 @@ class SimReplica:
         self._local.add(request, output, now)
 
     def begin_iteration(self, now: float) -> float | None:
-        """Seconds that the next iteration takes, which runs from now on; None where there is nothing to do."""
+        """Return seconds that the next iteration takes, which runs from now on; None where there is nothing to do."""
         self._batch = self._local.next_batch(now)
         if self._batch is None:
             return None
@@ -72,7 +72,7 @@ class SimReplica:
         return self._slowness * self._batch.iteration_s(self._cost_model)
 
     def end_iteration(self, now: float) -> StepResult:
-        """The iteration that began last is over."""
+        """End the iteration that began last."""
         batch = self._batch
         assert batch is not None, "no iteration runs"
         self._batch = None
@@ -83,11 +83,11 @@ class SimReplica:
         return result
 
     def take_events(self) -> list[KvEvent]:
-        """What changed in its cache since the last call, in order."""
+        """Return what changed in its cache since the last call, in order."""
         return self._local.take_events()
 
     def lose(self, now: float) -> None:
-        """It dies. What it spent on the iteration that it could not end counts as spent."""
+        """Die. What it spent on the iteration that it could not end counts as spent."""
         self.is_alive = False
         if self._batch is not None:
             self.busy_s += now - self._began_at

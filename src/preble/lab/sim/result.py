@@ -73,7 +73,7 @@ class SimResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def totals_by_name(replicas: Iterable[SimReplica]) -> dict[str, ReplicaTotals]:
-    """The totals of each name; one name may have had several replicas."""
+    """Return the totals of each name; one name may have had several replicas."""
     totals: dict[str, ReplicaTotals] = {}
     for replica in replicas:
         totals.setdefault(replica.replica_id, ReplicaTotals()).add(replica)

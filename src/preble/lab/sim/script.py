@@ -23,16 +23,16 @@ class Script:
         """Those that had to be made before their request is sent."""
 
     def followers(self, request: WorkloadRequest) -> list[WorkloadRequest]:
-        """The requests that wait for this one, in order."""
+        """Return the requests that wait for this one, in order."""
         return self._followers.get(request.request_id, [])
 
     def take_prompt(self, request: WorkloadRequest) -> PackedTokens:
-        """The prompt of a request that is sent now. O(its length)."""
+        """Return the prompt of a request that is sent now. O(its length)."""
         prompt = self._prompts.pop(request.request_id, None)
         return packed_prompt(request) if prompt is None else prompt
 
     def drop(self, request: WorkloadRequest) -> None:
-        """The request is never sent."""
+        """Drop a request that is never sent."""
         self._prompts.pop(request.request_id, None)
 
     def answer(self, request: WorkloadRequest, prompt: PackedTokens) -> PackedTokens:

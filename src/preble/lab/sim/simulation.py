@@ -204,7 +204,7 @@ class Simulation:
             self._deliver(call, call.replica, now)
 
     def _deliver(self, call: _Call, replica: SimReplica, now: float) -> None:
-        """The request reaches its replica, unless that was lost meanwhile and the request placed again."""
+        """Deliver a request to its replica, unless that was lost meanwhile and the request placed again."""
         if call.replica is not replica:
             return
         try:
@@ -275,7 +275,7 @@ class Simulation:
                 self._give_up(child, now)
 
     def _give_up(self, asked: WorkloadRequest, now: float) -> None:
-        """A request that cannot be sent, and all that wait for it."""
+        """Give up a request that cannot be sent, and all that wait for it."""
         unsent = [asked]
         while unsent:
             asked = unsent.pop()

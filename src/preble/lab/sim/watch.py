@@ -30,5 +30,5 @@ class Watch(Protocol):
     def every_s(self) -> float: ...
 
     def has_seen_enough(self, glimpse: Glimpse) -> bool:
-        """Whether the run may end: nothing more is sent but what follows in sessions that have begun."""
+        """Return whether the run may end: nothing more is sent but what follows in sessions that have begun."""
         ...

@@ -94,7 +94,7 @@ class Workload:
         return all(request.arrival_s is not None for request in self.openers)
 
     def stretch(self, num_requests: int, rng: random.Random) -> Workload:
-        """The same workload cut to `num_requests` that follow each other, from a session that `rng` picks.
+        """Return the same workload cut to `num_requests` that follow each other, from a session that `rng` picks.
 
         No parent is lost: of sessions that began before, nothing is left. Times count from the first request that is.
 

@@ -59,7 +59,9 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
         return mixed(self.source, [self._made(*of_part) for of_part in self._split(parts)])
 
     def scenario(self) -> Scenario | None:
-        """The streams that the plan itself has, or those of the scenario file that it names; None for other sources."""
+        """Return the streams that the plan itself has, or those of the scenario file that it names; None for other
+        sources.
+        """
         if self.streams:
             return Scenario(stream=self.streams, warm_s=self.warm_s)
         return read_scenario(Path(self.source)) if is_scenario(self.source) else None

@@ -76,7 +76,8 @@ def is_endless(source: str) -> bool:
 
 
 def usual_prefixes(source: str) -> int | None:
-    """How many tools, documents or the like a workload of `USUAL_REQUESTS` requests has, where that depends on them.
+    """Return how many tools, documents or the like a workload of `USUAL_REQUESTS` requests has, where that depends on
+    them.
 
     A population for runs of any length: with as many as each run's own requests ask for, a longer run would be another
     workload, of which less fits into the caches. None where it does not depend on them, and for mixes and files.

@@ -77,7 +77,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def is_scenario(source: str) -> bool:
-    """Whether a workload's source is a scenario file."""
+    """Return whether a workload's source is a scenario file."""
     return source.endswith(".toml")
 
 
@@ -91,7 +91,9 @@ def _read(path: str, mtime_ns: int) -> Scenario:
 
 
 def read_scenario(path: Path) -> Scenario:
-    """The scenario in a TOML file. Raises: TraceFormatError, ConfigError: it cannot be read, or says what cannot be."""
+    """Return the scenario in a TOML file. Raises: TraceFormatError, ConfigError: it cannot be read, or says what cannot
+    be.
+    """
     try:
         return _read(str(path), path.stat().st_mtime_ns)
     except OSError as error:
@@ -99,7 +101,7 @@ def read_scenario(path: Path) -> Scenario:
 
 
 def stream_workload(streams: Sequence[Stream], rps: float, lasting_s: float, warm_s: float, seed: int) -> Workload:
-    """The requests of all streams with their times: `rps` a second in all, for `lasting_s` after the warm-up.
+    """Return the requests of all streams with their times: `rps` a second in all, for `lasting_s` after the warm-up.
 
     `warm_s`: before that, every prefix is asked for once, at equal gaps, the most popular last; 0 for a cold start.
 
@@ -151,7 +153,7 @@ class _Maker:
         return self._arrivals.expovariate(rps / self._stream.requests_per_session)
 
     def _piece(self, rank: int, now: float) -> int:
-        """Which of the prefixes has this rank now."""
+        """Return which of the prefixes has this rank now."""
         if self._stream.flip_s is None:
             return rank
         epoch = int(now / self._stream.flip_s)
@@ -172,7 +174,7 @@ class _Maker:
         return [replace(root, arrival_s=arrival_s), *self._followers(root, turns - 1)]
 
     def _followers(self, parent: WorkloadRequest, turns: int) -> Iterator[WorkloadRequest]:
-        """All that goes on from an answer, parents first."""
+        """Yield all that goes on from an answer, parents first."""
         if not turns:
             return
         answer = made_up_segment(f"{self._content}:answer:{parent.request_id}", parent.output_tokens)

@@ -34,7 +34,7 @@ def chat_of_message(given: Part) -> Part:
 
 
 def _wishes(given: Part) -> Part:
-    """How hard to think, and which form the answer is to have."""
+    """Return how hard to think, and which form the answer is to have."""
     wishes: Part = {}
     config = given.get("output_config")
     config = config if isinstance(config, dict) else {}

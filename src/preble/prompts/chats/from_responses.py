@@ -49,7 +49,7 @@ def _tools(given: Item) -> Item:
 
 
 def _wishes(given: Item) -> Item:
-    """How hard to think, and which form the answer is to have."""
+    """Return how hard to think, and which form the answer is to have."""
     wishes: Item = {}
     if isinstance(reasoning := given.get("reasoning"), dict) and isinstance(effort := reasoning.get("effort"), str):
         wishes["reasoning_effort"] = effort
@@ -62,7 +62,7 @@ def _wishes(given: Item) -> Item:
 
 
 def _is_unfinished(item: Item) -> bool:
-    """Whether the answer goes on with this item, instead of following it."""
+    """Return whether the answer goes on with this item, instead of following it."""
     return item.get("type", "message") in ("message", "reasoning") and item.get("status") in (
         "in_progress",
         "incomplete",

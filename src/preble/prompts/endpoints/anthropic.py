@@ -97,7 +97,7 @@ def usage_of_message(body: bytes) -> Usage | None:
 
 
 def usage_of_count(body: bytes) -> Usage | None:
-    """A count of tokens generates none. Raises: EngineProtocolError: the replica's answer is no count."""
+    """Return None, for a count generates no tokens. Raises: EngineProtocolError: the replica's answer is no count."""
     decoded_answer(_COUNT, body, "a count of tokens")
     return None
 

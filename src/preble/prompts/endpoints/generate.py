@@ -105,7 +105,7 @@ def _sum(metas: list[_Meta]) -> Usage | None:
 
 
 def _usage_in_generated(tail: bytes) -> Usage | None:
-    """Of the last whole event: each repeats the counts so far."""
+    """Return the usage of the last whole event: each repeats the counts so far."""
     for line in reversed(tail.splitlines()):
         if line.startswith(b"data:") and b'"meta_info"' in line:
             try:

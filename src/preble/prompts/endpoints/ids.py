@@ -49,7 +49,7 @@ async def with_ids(path: str, body: bytes, tokens: PackedTokens) -> bytes:
 
 
 def _may_differ(value: Raw, name: str) -> bool:
-    """Whether this field, of which we do not know that it changes nothing, is set."""
+    """Return whether this field, of which we do not know that it changes nothing, is set."""
     return bytes(value) != b"null" and not (name == "echo" and bytes(value) == b"false")
 
 

@@ -70,14 +70,16 @@ class Endpoint:
         return found[1].decode() if found else None
 
     def is_unsupported(self, status: int) -> bool:
-        """Whether an error says that the engine has no such endpoint, so nothing about the replica's health.
+        """Return whether an error says that the engine has no such endpoint, so nothing about the replica's health.
 
         Of an endpoint that we do not know, no error of the server does: a client may have made it up.
         """
         return self.by_load and (status in (404, 501) or (status >= 500 and bool(self.label)))
 
     def is_upload(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the body is not JSON, as its type says, and the endpoint takes such. Many clients mislabel JSON."""
+        """Return whether the body is not JSON, as its type says, and the endpoint takes such. Many clients mislabel
+        JSON.
+        """
         return self.by_load and headers.get(b"content-type", b"").lower().startswith(_OF_UPLOADS)
 
     def meter(self) -> StreamMeter:

@@ -21,7 +21,7 @@ def make_token_source(
     engines_for: Callable[[str | None], Sequence[Engine]],
     suspect: Callable[[ReplicaId], None],
 ) -> TokenSource:
-    """As configured: a local tokenizer, else the replicas'. Blocks while it loads. Raises: ConfigError."""
+    """Make what is configured: a local tokenizer, else the replicas'. Blocks while it loads. Raises: ConfigError."""
     settings = config.tokenizing
     engines = EngineTokens(engines_for, suspect)
 

@@ -48,7 +48,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As Jinja's own filter, without its HTML escapes: models were trained without them."""
+    """Do as Jinja's own filter, without its HTML escapes: models were trained without them."""
     if not isinstance(value, _Shown):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     form = (ensure_ascii, indent, separators and tuple(separators), sort_keys)
@@ -170,7 +170,7 @@ class ChatTemplate:
 
 
 def _part_text(part: Any) -> str | None:
-    """The text of a content part, None for an image and the like: only text takes part in matching prefixes."""
+    """Return the text of a content part, None for an image and the like: only text takes part in matching prefixes."""
     if isinstance(part, str):
         return part
     if not isinstance(part, dict):

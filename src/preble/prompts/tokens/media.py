@@ -43,7 +43,7 @@ class TokensWithMedia(ABC):
 
     @abstractmethod
     async def chat_of_texts(self, body: bytes, model: str | None, most_tokens: float, engine: str) -> PackedTokens:
-        """As `PromptEncoder.chat`, of a chat without media."""
+        """Do as `PromptEncoder.chat`, for a chat without media."""
 
     async def chat(self, body: bytes, model: str | None, most_tokens: float = inf, *, engine: str = "") -> PackedTokens:
         if not _may_have_media(body):
@@ -67,7 +67,7 @@ class TokensWithMedia(ABC):
         return marked or with_marks_for(as_texts, len(stand_in), places, groups)
 
     async def _whole(self, body: bytes, model: str | None) -> PackedTokens | None:
-        """The engine's ids of all of it. Where it refuses, it may only be unable to tokenize media."""
+        """Return the engine's ids of all of it. Where it refuses, it may only be unable to tokenize media."""
         try:
             return None if self._engines is None else await self._engines.ask(body, model)
         except RequestError:

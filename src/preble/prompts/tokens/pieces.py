@@ -93,7 +93,7 @@ class PieceMemory:
             self._keep(kept)
 
     def _keep(self, kept: _Kept) -> None:
-        """Two generations: the older one goes when the younger is full."""
+        """Keep two generations: the older one goes when the younger is full."""
         if (other := self._young.pop(kept.key, None)) is not None:
             self._young_bytes -= other.num_bytes
         if self._young_bytes + kept.num_bytes > self._half_bytes:

@@ -225,7 +225,7 @@ def _check_number(found: list[PackedTokens], most_tokens: float) -> None:
 
 @cache
 def _loaded(folder: Path, chat_template: Path | None, tools_bytes: int) -> PromptTokenizer:
-    """The tokenizer, loaded once a process. Raises: ConfigError."""
+    """Return the tokenizer, loaded once a process. Raises: ConfigError."""
     return PromptTokenizer(folder, chat_template, tools_bytes)
 
 
@@ -267,7 +267,7 @@ class EngineTokens(TokensWithMedia):
         self._has_warned = False
 
     def begin(self, body: bytes, text_start: re.Pattern[bytes]) -> None:
-        """Nothing is remembered."""
+        """Do nothing: nothing is remembered."""
 
     async def complete(self, begun: KnownPrefix, add_special_tokens: bool, most_tokens: float) -> PackedTokens:
         raise NotImplementedError("no text is begun here")
@@ -313,7 +313,7 @@ class EngineTokens(TokensWithMedia):
             structlog.get_logger().warning("tokens_approximated", error=str(error), hint="give the gateway a tokenizer")
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
 def stand_in_tokens(count: int) -> PackedTokens:

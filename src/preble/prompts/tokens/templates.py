@@ -49,7 +49,7 @@ class ModelTemplates:
         return self._known_tools[form_of(engine)].get(bytes(parsed.tools))[0]
 
     def render(self, parsed: ChatBody, engine: str = "", messages: list[Any] | None = None) -> str:
-        """The prompt's text of a chat. `engine`: whose form it has. `messages`: those of the body, decoded.
+        """Return the prompt's text of a chat. `engine`: whose form it has. `messages`: those of the body, decoded.
 
         Raises: RequestError.
         """
@@ -131,7 +131,7 @@ def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 
 def _template_sources(folder: Path, config: dict[str, Any], given: Path | None) -> tuple[str | None, str | None]:
-    """The default template, and the one for requests with tools where the model has its own."""
+    """Return the default template, and the one for requests with tools where the model has its own."""
     if given is not None:
         return _text_file(given), None
     if (file := folder / "chat_template.jinja").exists():

@@ -137,19 +137,20 @@ class PromptTokenizer:
         self._chats = ModelTemplates(folder, chat_template, tools_bytes)
 
     def completion(self, text: Text, add_special_tokens: bool = True) -> PackedTokens:
-        """Token ids of a text prompt. Raises: RequestError: the text is not Unicode."""
+        """Return token ids of a text prompt. Raises: RequestError: the text is not Unicode."""
         try:
             return self.encoder.encode(text if isinstance(text, str) else decode_text(text), add_special_tokens)
         except UnicodeEncodeError as error:
             raise RequestError("`prompt` has half of a surrogate pair", param="prompt") from error
 
     def piece(self, piece: str | bytes) -> PackedTokens:
-        """Token ids of a piece (`pieces.cut`) alone. Raises: RequestError: it is not Unicode."""
+        """Return token ids of a piece (`pieces.cut`) alone. Raises: RequestError: it is not Unicode."""
         return self.completion(piece if isinstance(piece, str) else unescaped(piece), False)
 
     def chat(self, body: bytes, engine: str = "") -> PackedTokens:
-        """Token ids of a chat body, as an engine makes them. Raises: RequestError: the body, or what the template says
-        of it."""
+        """Return token ids of a chat body, as an engine makes them. Raises: RequestError: the body, or what the
+        template says of it.
+        """
         return self.completion(*self.chat_text(body, engine))
 
     def chat_text(self, body: bytes, engine: str = "") -> tuple[str, bool]:
@@ -158,7 +159,7 @@ class PromptTokenizer:
         return self._chats.render(parsed, engine), parsed.add_special_tokens
 
     def quick_chat_text(self, body: bytes, engine: str = "") -> tuple[str, bool] | None:
-        """As `chat_text`, but None if that may take more than about a millisecond. For small bodies."""
+        """Do as `chat_text`, but return None if that may take more than about a millisecond. For small bodies."""
         parsed = decode_chat(body)
         is_known = self._chats.knows_tools(parsed, engine)
         others = (parsed.documents,) if is_known else (parsed.documents, parsed.tools)

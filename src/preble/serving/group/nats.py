@@ -134,7 +134,7 @@ def _cluster(config: PeersConfig) -> str:
 
 
 def _options(config: PeersConfig) -> dict[str, Any]:
-    """Arguments of the client's `connect`. Raises: ConfigError."""
+    """Return arguments of the client's `connect`. Raises: ConfigError."""
     for server in config.servers:
         if urlsplit(server).scheme not in ("nats", "tls") or not urlsplit(server).hostname:
             raise ConfigError(

@@ -23,7 +23,7 @@ def packet_keys(config: GatewayConfig) -> tuple[bytes, ...]:
 
 
 def has_secret(config: GatewayConfig) -> bool:
-    """Whether there is anything to make a secret key from."""
+    """Return whether there is anything to make a secret key from."""
     auth = config.auth
     return bool(config.peers.secret_file or auth.api_keys or auth.admin_keys or auth.keys_file)
 

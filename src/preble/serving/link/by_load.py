@@ -164,7 +164,7 @@ def _shared(caller: Caller, share: int) -> Caller:
 
 
 def _is_same(replica: LiveReplica, row: LinkedReplica | None) -> bool:
-    """Whether it is still the same replica, perhaps with other model names."""
+    """Return whether it is still the same replica, perhaps with other model names."""
     if row is None:
         return False
     engine = replica.engine

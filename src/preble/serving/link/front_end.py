@@ -167,8 +167,9 @@ class _Admitted(Admission):
 
 
 def _waits(parsed: ParsedRequest) -> bool:
-    """Whether to wait for the answer about the admission: the client chose the id, the request is much work, or it is
-    placed late or not at all."""
+    """Return whether to wait for the answer about the admission: the client chose the id, the request is much work, or
+    it is placed late or not at all.
+    """
     if parsed.endpoint.of_tokens or not parsed.body:
         return True
     return _OWN_ID in parsed.headers or len(parsed.body) > _PLACED_UNASKED_BYTES or parsed.num_prompts > 1

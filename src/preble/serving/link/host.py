@@ -95,7 +95,7 @@ class SchedulerSocket:
             peer.close()
 
     def rows(self, tokenizer: str) -> m.Replicas:
-        """All live replicas, for a carrier whose token ids this tokenizer makes."""
+        """Return all live replicas, for a carrier whose token ids this tokenizer makes."""
         held_back = self._replicas.held_back
         return m.Replicas(
             [
@@ -114,7 +114,7 @@ class SchedulerSocket:
         )
 
     def base_model(self, model: str | None) -> str:
-        """Of the replicas that serve a model. Raises: UnknownModel."""
+        """Return the base model of the replicas that serve `model`. Raises: UnknownModel."""
         return self._replicas.of_model(model).base_model
 
     def suspect(self, replica_id: str) -> None:
@@ -383,7 +383,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
 
 
 def _used(number: int) -> msgspec.DecodeError:
-    """The error of a number that is in use: answers to it would mean two things."""
+    """Return the error of a number that is in use: answers to it would mean two things."""
     return msgspec.DecodeError(f"the number {number} is in use; use each number once on a connection")
 
 

@@ -55,7 +55,7 @@ _COMPLETION = msgspec.json.Decoder(Completion)
 
 
 def every_script() -> str:
-    """A text of characters from all over Unicode, with digits and blanks in between. About 700 tokens.
+    """Return a text of characters from all over Unicode, with digits and blanks in between. About 700 tokens.
 
     >>> 400 < len(every_script()) < 1000
     True
@@ -66,7 +66,7 @@ def every_script() -> str:
 
 
 def in_pieces() -> str:
-    """A text that is long enough for its ids to be made in pieces.
+    """Return a text that is long enough for its ids to be made in pieces.
 
     >>> len(in_pieces()) > 2 * PIECE_SIZE
     True
@@ -75,7 +75,7 @@ def in_pieces() -> str:
 
 
 async def answers_alike(engine: Engine, model: str, encoder: PromptEncoder, longest: float) -> Finding:
-    """Whether a replica answers texts as it answers the ids that `encoder` makes of them, under greedy decoding.
+    """Return whether a replica answers texts as it answers the ids that `encoder` makes of them, under greedy decoding.
 
     It must also report the ids that it makes of a text itself, and they must be the same. `longest`: prompt, in tokens,
     that it takes. Raises: EngineError, RequestError.
@@ -91,7 +91,7 @@ async def answers_alike(engine: Engine, model: str, encoder: PromptEncoder, long
 
 
 async def _same_in_pieces(engine: Engine, model: str, encoder: PromptEncoder) -> Finding:
-    """Whether the replica makes the same ids of a text that the gateway cuts into pieces. It computes nothing."""
+    """Return whether the replica makes the same ids of a text that the gateway cuts up. It computes nothing."""
     text = in_pieces()
     theirs = await engine.tokenize(msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": True}))
     for _ in range(2):  # only pieces that came before are tokenized one by one

@@ -74,7 +74,7 @@ class TextProbe:
 
 
 def text_probes() -> tuple[TextProbe, ...]:
-    """The prompts whose token ids are compared, one of each kind that clients send."""
+    """Return the prompts whose token ids are compared, one of each kind that clients send."""
     question = {"role": "user", "content": "Where is the fox? 🦊"}
     answer = {"role": "assistant", "content": "Over the dog."}
     schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
@@ -110,7 +110,9 @@ class ParityCheck:
     rng: Random
 
     async def run(self) -> list[Finding]:
-        """Every check that applies, in the order of `Check`. Each ends within its time, whatever the replica does."""
+        """Return every check that applies, in the order of `Check`. Each ends within its time, whatever the replica
+        does.
+        """
         num_unindexed = self.rotation.scheduler.num_unindexed
         findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
         if self.sends_ids and self.reference is not None and self.replica.engine.takes_ids:
@@ -131,7 +133,7 @@ class ParityCheck:
         return longest_prompt(self.replica.info.spec)
 
     async def _bounded(self, check: Check, work: Coroutine[Any, Any, Finding]) -> Finding:
-        """What `work` finds. A replica that fails or takes too long could not be checked."""
+        """Return what `work` finds. A replica that fails or takes too long could not be checked."""
         try:
             async with asyncio.timeout(self.settings.answer_s):
                 return await work
@@ -143,7 +145,7 @@ class ParityCheck:
     # -- token ids ----------------------------------------------------------------------------------------------------
 
     async def _compared(self, probe: TextProbe) -> Finding:
-        """Our token ids of a prompt against the replica's. Raises: EngineError."""
+        """Return our token ids of a prompt against the replica's. Raises: EngineError."""
         body = msgspec.json.encode({"model": self._model, **probe.fields})
         theirs = await _or_refusal(self.replica.engine.tokenize(body))
         ours = theirs if self.reference is None else await _or_refusal(self._ours(self.reference, probe, body))
@@ -193,7 +195,7 @@ class ParityCheck:
         return finding
 
     async def _plain_ids(self) -> list[int]:
-        """Ids that the replica has for ordinary text, none of them special. Empty if it reports none."""
+        """Return ids that the replica has for ordinary text, none of them special. Empty if it reports none."""
         body = msgspec.json.encode({"model": self._model, "prompt": PROSE, "add_special_tokens": False})
         try:
             return sorted(set(await self.replica.engine.tokenize(body)))
@@ -224,7 +226,7 @@ class ParityCheck:
     # -- KV events ----------------------------------------------------------------------------------------------------
 
     async def _events(self, sent: list[PackedTokens], num_unindexed: int) -> Finding:
-        """Whether the index hears what the replica has stored of the last prompt sent."""
+        """Return whether the index hears what the replica has stored of the last prompt sent."""
         if not sent:
             return unchecked(Check.EVENTS, "no prompt could be sent whose events might be waited for")
         believed, replica = 0, self.replica
@@ -248,7 +250,7 @@ class ParityCheck:
         )
 
     def _reported(self, prompt: PackedTokens) -> int:
-        """Tokens that events have reported, though they may be evicted by now."""
+        """Return tokens that events have reported, though they may be evicted by now."""
         probe = self.replica.probe_prompt
         return probe.reported_tokens if probe is not None and probe.tokens == prompt else 0
 

@@ -26,7 +26,7 @@ class ParityOutcome(StrEnum):
     VERIFIED = "verified"
     MISMATCH = "mismatch"
     UNCHECKED = "unchecked"
-    """It could not be compared."""
+    """Return a check that could not be made."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class ParityReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome_of(findings: list[Finding]) -> ParityOutcome:
-    """A mismatch if anything did not match, else unchecked if anything could not be compared.
+    """Return a mismatch if anything did not match, else unchecked if anything could not be compared.
 
     >>> outcome_of([Finding(check=Check.CHAT, outcome=ParityOutcome.VERIFIED)]).value
     'verified'
@@ -74,7 +74,7 @@ def outcome_of(findings: list[Finding]) -> ParityOutcome:
 
 
 def compare_ids(check: Check, ours: Sequence[int], theirs: Sequence[int]) -> Finding:
-    """The first token that differs. If only tools differ, everything else still matches.
+    """Return the first token that differs. If only tools differ, everything else still matches.
 
     >>> compare_ids(Check.CHAT, [1, 2], [1, 2]).outcome.value
     'verified'
@@ -103,7 +103,7 @@ def _named(token_id: int | None, ids: Sequence[int]) -> str:
 
 
 def unchecked(check: Check, why: str) -> Finding:
-    """It could not be compared."""
+    """Return a check that could not be made."""
     return Finding(check=check, outcome=ParityOutcome.UNCHECKED, detail=why)
 
 

@@ -99,7 +99,7 @@ class ParityWatch:
         return None if oldest is replica else EngineIds(oldest.engine)
 
     def _verdict(self, findings: list[Finding]) -> bool | None:
-        """Whether to trust the replica; None if nothing could be compared, so that its trust stays as it is."""
+        """Return whether to trust the replica; None if nothing could be compared, so that its trust stays as it is."""
         if not self._settings.distrust:
             return True
         if any(finding.misleads for finding in findings):

@@ -212,7 +212,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         return {name: replica for replica in self.values() for name in replica.info.models}
 
     def check_model(self, model: str | None) -> ModelReplicas:
-        """As `of_model`. Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
+        """Do as `of_model`. Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
         if not self._replicas:
             raise NoReplicaError("no replica is up")
         return self.of_model(model)

@@ -171,7 +171,7 @@ class Members:
     # for pages
 
     def __iter__(self) -> Iterator[MemberRow]:
-        """Every replica that is watched."""
+        """Yield every replica that is watched."""
         running = self._placements.running()
         for url, one in self._watched.items():
             yield self._row(url, one, running[one.monitor.http])

@@ -99,7 +99,7 @@ class ReplicaMonitor:
             await self._one_life()
 
     async def _one_life(self) -> None:
-        """From the first successful probe to the replica's failure."""
+        """Watch the replica from its first successful probe to its failure."""
         try:
             self._join(await self._until_up())
             while replicas := self._live:
@@ -238,7 +238,7 @@ class ReplicaMonitor:
         return True
 
     async def _found_anew(self) -> Found | None:
-        """What it is if it is not what it was when it joined, else None: a restart can pass between two checks."""
+        """Return what it is if that is not what it was when it joined, else None: checks can miss a restart."""
         try:
             async with asyncio.timeout(self._health.check_timeout_s):
                 found = await self._server.probe()

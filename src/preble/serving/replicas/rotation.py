@@ -71,7 +71,7 @@ class Rotation:
             self._placements.quarantine.left(replica_id, self._loop.time())
 
     def runs_at(self, http: HttpClient) -> bool:
-        """Whether any request runs at this server, also one that began before the replica left the rotation."""
+        """Return whether any request runs at this server, also one that began before the replica left the rotation."""
         return bool(self._placements.running()[http])
 
     def set_trust(self, replica: LiveReplica, trusted: bool) -> None:

@@ -57,7 +57,7 @@ class WantedReplicas:
         return next((members[url].replica for members in self._by_source.values() if url in members), None)
 
     def add(self, replica: ReplicaConfig) -> bool:
-        """An operator wants the replica; a removal is undone. Return whether it was not wanted before.
+        """Note that an operator wants the replica; a removal is undone. Return whether it was not wanted before.
 
         Raises: Conflict: a source names it with other settings.
         """

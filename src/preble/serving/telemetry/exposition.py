@@ -60,7 +60,9 @@ def _histogram(name: str, inside: str, bounds: tuple[float, ...], cell: Cell) ->
 
 
 def _as_vllm(declared: Declared, totals: Mapping[str, Series]) -> Iterator[str]:
-    """The metric under the name that vLLM has for it: by model, whatever the replica; a ratio is the replicas' mean."""
+    """Return the metric under the name that vLLM has for it: by model, whatever the replica; a ratio is the replicas'
+    mean.
+    """
     series, labels = totals[declared.name], tuple(label for label in declared.labels if label == "model")
     sums = _sums(declared, labels, series)
     if declared.name.endswith("_ratio"):
@@ -82,7 +84,7 @@ def _braced(inside: str) -> str:
 
 
 def _escaped(value: str) -> str:
-    r"""A label's value as Prometheus reads it.
+    r"""Return a label's value as Prometheus reads it.
 
     >>> _escaped('a"b\\c\n')
     'a\\"b\\\\c\\n'

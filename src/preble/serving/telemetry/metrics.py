@@ -52,7 +52,7 @@ class LineRate:
         self._num_left_out = 0
 
     def lets_through(self, now: float) -> bool:
-        """Whether to write one more line. `now`: in seconds, of a clock that does not go back."""
+        """Return whether to write one more line. `now`: in seconds, of a clock that does not go back."""
         if int(now) != self._second:
             self._second, self._num_lines = int(now), 0
         self._num_lines += 1
@@ -118,7 +118,7 @@ class Telemetry:
         GCCollector(registry=self.registry)
 
     def exposition(self) -> bytes:
-        """Every metric in Prometheus' text form."""
+        """Return every metric in Prometheus' text form."""
         states = chain([self.numbers.state()], self.others())
         shown = in_text(states, per_replica=self._config.per_replica, vllm_names=self._config.vllm_names)
         return shown.encode() + generate_latest(self.registry)

@@ -22,7 +22,7 @@ from preble.serving.telemetry.numbers import Reading
 
 
 def of_scheduler(scheduler: GlobalScheduler, log: LogWriter | None = None) -> Iterator[Reading]:
-    """The scheduler's state. `log`: the decision log, None where none is kept."""
+    """Yield the scheduler's state. `log`: the decision log, None where none is kept."""
     state = scheduler.snapshot()
     yield _one("preble_index_bytes", state.num_index_bytes)
     yield _one("preble_index_tokens", state.num_index_tokens)
@@ -56,7 +56,9 @@ def _of_replica(replica_id: ReplicaId, replica: ReplicaState) -> Iterator[Readin
 
 
 def of_queue(num_admitted: int, waiting: Iterable[tuple[str, str, float]]) -> Iterator[Reading]:
-    """Prompts between admission and their end, and those that wait for their turn: model, base model, GPU seconds."""
+    """Yield prompts between admission and their end, and those that wait for their turn: model, base model, GPU
+    seconds.
+    """
     yield _one("preble_prompts_admitted", num_admitted)
     for model, base_model, waiting_s in waiting:
         yield _one("preble_prompts_queued", 1, model)
@@ -64,13 +66,13 @@ def of_queue(num_admitted: int, waiting: Iterable[tuple[str, str, float]]) -> It
 
 
 def of_wait(num_waiting: int) -> Iterator[Reading]:
-    """Prompts that wait for any replica at all; nobody knows which model they will get."""
+    """Yield prompts that wait for any replica at all; nobody knows which model they will get."""
     if num_waiting:
         yield _one("preble_prompts_queued", num_waiting, "")
 
 
 def of_engines(replicas: Mapping[ReplicaId, LiveReplica]) -> Iterator[Reading]:
-    """The load that engines report, of the replicas that report any."""
+    """Yield the load that engines report, of the replicas that report any."""
     for replica_id, replica in replicas.items():
         if (load := replica.engine_load) is not None:
             yield _one("preble_engine_running", load.running, replica_id)
@@ -79,7 +81,9 @@ def of_engines(replicas: Mapping[ReplicaId, LiveReplica]) -> Iterator[Reading]:
 
 
 def of_members(rows: Iterable[MemberRow], sources: Iterable[SourceRow]) -> Iterator[Reading]:
-    """Every replica that is watched with its state, also those that were never up; and the sources that name them."""
+    """Yield every replica that is watched with its state, also those that were never up; and the sources that name
+    them.
+    """
     for row in rows:
         yield _one("preble_replica_state", 1, row.url, row.state)
         yield _one("preble_replica_safe_to_remove", row.safe_to_remove, row.url)
@@ -89,7 +93,7 @@ def of_members(rows: Iterable[MemberRow], sources: Iterable[SourceRow]) -> Itera
 
 
 def of_group(group: Group) -> Iterable[Reading]:
-    """The other gateways of the cluster."""
+    """Return the other gateways of the cluster."""
     return [
         _one("preble_peers", len(group.peers)),
         _one("preble_peers_connected", group.is_connected),
@@ -103,13 +107,13 @@ def of_group(group: Group) -> Iterable[Reading]:
 
 
 def of_build(policy: str) -> Iterable[Reading]:
-    """What runs here."""
+    """Return what runs here."""
     core = "plain" if (scheduler_module.__file__ or "").endswith(".py") else "compiled"
     return [_one("preble_build_info", 1, __version__, commit(), policy, platform.python_version(), core)]
 
 
 def of_process(name: str) -> Iterator[Reading]:
-    """The CPU time and memory of this process. `name`: what it does in the gateway."""
+    """Yield the CPU time and memory of this process. `name`: what it does in the gateway."""
     yield _one("preble_process_cpu_seconds_total", time.process_time(), name)
     statm = Path("/proc/self/statm")
     if statm.exists():

@@ -54,7 +54,7 @@ class Tracing:
         self.propagator = TraceContextTextMapPropagator()
 
     def begin(self, path: str, model: str | None, headers: Mapping[bytes, bytes], request_id: str) -> Trace:
-        """A request has arrived. `headers`: the client's, whose `traceparent` is the parent."""
+        """Begin the trace of a request that has arrived. `headers`: the client's, whose `traceparent` is the parent."""
         carrier = {name: headers[name.encode()].decode("latin-1") for name in _CONTEXT if name.encode() in headers}
         return Trace(self, self._start, path, model, self.propagator.extract(carrier), request_id)
 
@@ -109,7 +109,7 @@ class Trace:
         self._child("place", decided_at, now, _of_placement(placement))
 
     def sent(self, placement: Placement) -> ReplicaSpan:
-        """The request is about to go to a replica."""
+        """Begin the span of a request that is about to go to a replica."""
         attributes = {"preble.replica": placement.replica_id}
         now = time.time_ns()
         span = self._start("replica", self._context, now, kind=self._kind.CLIENT, attributes=attributes)
@@ -156,7 +156,7 @@ def _fail(span: Span, error: BaseException | None) -> None:
 
 
 def _of_placement(placement: Placement) -> dict[str, Any]:
-    """Where it goes, why, and what each candidate would have cost. Lists are by candidate, the cheapest first."""
+    """Return where it goes, why, and what each candidate would cost. Lists are by candidate, the cheapest first."""
 
     def cost(one: Candidate) -> float:
         return one.cost_s if one.score is None else one.score

@@ -70,7 +70,7 @@ class AwaitedRequest(Answering):
 
     @contextmanager
     def unless_gone(self) -> Iterator[None]:
-        """A context in which the current task is cancelled when the client goes. Raises: ClientGone: it did."""
+        """Cancel the current task, within the context, when the client goes. Raises: ClientGone: it did."""
         if self._is_gone:
             raise ClientGone
         self._worker = worker = asyncio.current_task()

@@ -305,11 +305,11 @@ class ClientConnection(asyncio.Protocol):
             self.transport.resume_reading()
 
     def is_client_half_closed(self) -> bool:
-        """Whether the client has ended its half while nothing is read: it may have left."""
+        """Return whether the client has ended its half while nothing is read: it may have left."""
         return self._is_read_paused and is_half_closed(self.transport)
 
     def stop(self) -> bool:
-        """The server ends: answer what can be answered now. Return whether a request was being served."""
+        """Stop: answer what can be answered now. Return whether a request was being served."""
         is_answering = self._is_answering()
         self._waiting.clear()  # nothing begins any more
         if self._served is not None:
@@ -438,7 +438,7 @@ class ClientConnection(asyncio.Protocol):
         self._probe_timer = self.loop.call_later(wait_s, self._probe, min(2 * wait_s, LONGEST_PROBE_S))
 
     def _has_unbegun(self) -> bool:
-        """Whether an answer has not begun."""
+        """Return whether an answer has not begun."""
         return bool(self._waiting) or (self._newest is not None and not self._newest.response_started)
 
     # the head

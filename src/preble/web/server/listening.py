@@ -43,7 +43,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_shared(host: str, port: int, count: int) -> list[socket.socket]:
-    """As `listen`, `count` sockets at one port, among which the system shares out the connections.
+    """Do as `listen`, with `count` sockets at one port, among which the system shares out the connections.
 
     Where the system does not do that, one socket, on which all have to accept.
     Raises: ConfigError: as `listen`, also where other processes share the port already.

@@ -51,6 +51,6 @@ def return_freed_memory() -> None:
 
 @contextlib.contextmanager
 def _glibc() -> Iterator[ctypes.CDLL]:
-    """A context that ends without an error where another libc lacks what it is asked for."""
+    """End the context without an error where another libc lacks what it is asked for."""
     with contextlib.suppress(AttributeError, TypeError, OSError):
         yield ctypes.CDLL(None)

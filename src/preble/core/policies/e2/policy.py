@@ -103,7 +103,7 @@ class E2(Watching):
         return choice
 
     def _replicated_on(self, view: ClusterView) -> tuple[int, list[ReplicaIndex]] | None:
-        """The tokens of the replicated prefix that the prompt begins with, and the replicas that serve it.
+        """Return the tokens of the replicated prefix that the prompt begins with, and the replicas that serve it.
 
         None if no such prefix is replicated.
         """
@@ -115,11 +115,12 @@ class E2(Watching):
         return (node.end, allowed) if allowed else None
 
     def _sheds(self, view: ClusterView, replica: ReplicaIndex) -> bool:
-        """True if the replica is too loaded, compared with the lightest, to be exploited. O(replicas)."""
+        """Return True if the replica is too loaded, compared with the lightest, to be exploited. O(replicas)."""
         return self._rebalancer.sheds(replica, view.load_s[replica], view.lightest_load_s())
 
     def _redirect(self, view: ClusterView, heavy: ReplicaIndex, rng: Random) -> Choice | None:
-        """The lightest replica in place of a heavy one, if that saves more waiting than it costs to compute; else None.
+        """Return the lightest replica in place of a heavy one, if that saves more waiting than it costs to compute;
+        else None.
 
         It costs the prefix, which the lightest must compute; it saves the difference of what waits on the two, less
         that. Without this test, half-empty replicas would trade prefixes for nothing (docs/decisions/0004).
@@ -141,7 +142,8 @@ class E2(Watching):
         return Choice(costs.cheapest(rng), Reason.EXPLORE, costs)
 
     def _mostly_decoding(self, view: ClusterView) -> ReplicaIndex | None:
-        """The replica with the highest share of decoding, if that is over ImbalR and the others' shares are lower.
+        """Return the replica with the highest share of decoding, if that is over ImbalR and the others' shares are
+        lower.
 
         Where all replicas have relatively balanced shares, the paper compares costs. "Relatively" is by Th_bal here:
         decoding per prefill on the replica, compared with decoding per prefill on the others together.
@@ -198,7 +200,7 @@ class E2(Watching):
             self._rebalancer.remove_replica(replica)
 
     def next_timer(self) -> float | None:
-        """When the next search for prefixes to replicate or retire is due."""
+        """Return when the next search for prefixes to replicate or retire is due."""
         return self._rebalancer.next_search()
 
     def on_timer(self, now: float) -> list[PrefixReplication]:

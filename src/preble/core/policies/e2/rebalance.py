@@ -163,15 +163,15 @@ class Cluster(Protocol):
     def load_s(self) -> Sequence[float]: ...
 
     def recompute_s(self, node: Node) -> float:
-        """Seconds to compute the prompt up to the end of `node` from nothing."""
+        """Return seconds to compute the prompt up to the end of `node` from nothing."""
         ...
 
     def holders(self, node: Node) -> list[ReplicaIndex]:
-        """The replicas that cache all of `node`, ascending."""
+        """Return the replicas that cache all of `node`, ascending."""
         ...
 
     def window_requests(self, node: Node) -> int:
-        """Requests of the window, on all replicas, that use `node`."""
+        """Return requests of the window, on all replicas, that use `node`."""
         ...
 
     def load_below(self, node: Node) -> Mapping[Node, float]:
@@ -202,7 +202,7 @@ class Rebalancer:
     # -- on the request path ------------------------------------------------------------------------------------------
 
     def sheds(self, replica: ReplicaIndex, load_s: float, lightest_s: float) -> bool:
-        """True if the replica is too loaded, compared with the lightest, to be exploited. With hysteresis; O(1)."""
+        """Return whether the replica is too loaded, compared with the lightest, to be used. With hysteresis; O(1)."""
         bit = 1 << replica
         limit = self.settings.calm if self._shedding & bit else self.settings.threshold
         if load_s > limit * lightest_s:
@@ -212,7 +212,9 @@ class Rebalancer:
         return bool(self._shedding & bit)
 
     def replicas_of(self, path: Sequence[Node]) -> tuple[Node, list[ReplicaIndex]] | None:
-        """The deepest replicated prefix on the path and the replicas that serve the request; None if there is none."""
+        """Return the deepest replicated prefix on the path and the replicas that serve the request; None if there is
+        none.
+        """
         if not self.num_replicated:
             return None
         below: Node | None = None
@@ -248,7 +250,7 @@ class Rebalancer:
     # -- in the background --------------------------------------------------------------------------------------------
 
     def next_search(self) -> float | None:
-        """When `search` is due; None while there is nothing to watch."""
+        """Return when `search` is due; None while there is nothing to watch."""
         return self._next_search
 
     def search(self, cluster: Cluster, now: float) -> list[ReplicationChange]:
@@ -344,7 +346,7 @@ class Rebalancer:
         return rate_per_replica < self.settings.retire_below * prefix.rate_per_replica
 
     def _rate(self, prefix: _Prefix, now: float) -> float:
-        """Requests a second, over the current half and the previous one."""
+        """Return requests a second, over the current half and the previous one."""
         seconds = now - prefix.before.started_at
         return (prefix.now.num_requests + prefix.before.num_requests) / seconds if seconds > 0 else 0.0
 
@@ -352,7 +354,7 @@ class Rebalancer:
 def _lighter_than_all(
     prefix: _Prefix, replicas: Sequence[ReplicaIndex], by_load: Sequence[ReplicaIndex], cluster: Cluster
 ) -> ReplicaIndex | None:
-    """The lightest other replica that may serve the prefix, if it is lighter than each of `replicas`.
+    """Return the lightest other replica that may serve the prefix, if it is lighter than each of `replicas`.
 
     `by_load`: the lightest first.
     """

@@ -51,7 +51,9 @@ class Chwbl:
         return unweighed(view, replica)
 
     def _clockwise(self, view: ClusterView) -> Iterator[ReplicaIndex]:
-        """The replicas on the ring, once round from the prompt on. The least loaded one is always within the limit."""
+        """Return the replicas on the ring, once round from the prompt on. The least loaded one is always within the
+        limit.
+        """
         key = blake2b(view.request.prompt[: self._prefix_bytes], digest_size=_HASH_BYTES).digest()
         start = bisect(self._places, int.from_bytes(key, "little"))
         return (self._ring[i] for i in chain(range(start, len(self._ring)), range(start)))

@@ -49,7 +49,7 @@ class StickyUntilSaturated:
         return Choice(replica, Reason.EXPLOIT if replica in sticky else missed, scored(view, replicas, tokens))
 
     def _penalty_s(self, view: ClusterView, sticky: list[ReplicaIndex]) -> float:
-        """How much longer the best of the sticky replicas makes the request wait than the best of all."""
+        """Return how much longer the best of the sticky replicas makes the request wait than the best of all."""
         waiting = view.waiting_prefill_tokens
         ahead = min(waiting[replica] for replica in sticky) - min(waiting[replica] for replica in view.replicas)
         return ahead / self._prefill_tokens_per_s
@@ -111,7 +111,7 @@ class LlmdBlend:
         return choice
 
     def _ranks(self, view: ClusterView) -> list[float]:
-        """For each replica, from 1 for the one that a cold request came to longest ago down to 0; alone it has 1."""
+        """Score replicas by when they last got a cold request: 1 is longest ago, 0 last. A single one scores 1."""
         last = [self._last_cold.get(view.replica_id(replica), 0) for replica in view.replicas]
         ordered = sorted(last)
         return [1.0 - bisect_left(ordered, number) / max(len(last) - 1, 1) for number in last]

@@ -125,7 +125,7 @@ class SlimRouter:
         )
 
     def _without_vetoed(self, band: list[ReplicaIndex], pressure: list[int]) -> list[ReplicaIndex]:
-        """The replica with the least pressure is never vetoed."""
+        """Return the candidates without the vetoed ones. The one with the least pressure is never vetoed."""
         least = min(pressure[replica] for replica in band)
         limit = max(least + self._pressure_abs, self._pressure_rel * least)
         return [replica for replica in band if pressure[replica] <= limit]

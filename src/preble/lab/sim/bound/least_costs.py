@@ -25,7 +25,8 @@ class LeastCosts:
         self.token_s = float(self._least_per_token[-1])
 
     def prefill_s(self, num_tokens: int, seen_tokens: int) -> float:
-        """Seconds from when a prompt is sent to its first token, on an idle replica that cached all that was seen.
+        """Return seconds from when a prompt is sent to its first token, on an idle replica that cached all that was
+        seen.
 
         The tokens after the first `seen_tokens` are computed between these two times on the replica, by whichever
         request, for nobody computed them before. Of all the chunks that do so, let the first begin after s tokens; s is
@@ -46,7 +47,7 @@ class LeastCosts:
         return float((new * self._least_per_token[np.minimum(new, budget)] + attention).min())
 
     def compute_s(self, start: int, end: int) -> float:
-        """Seconds of GPU time that the tokens of a prompt from `start` to `end` take at least.
+        """Return seconds of GPU time that the tokens of a prompt from `start` to `end` take at least.
 
         The token at position p is in a chunk that begins at most `max_batch_tokens` before it, and attends to all
         tokens before that chunk.
@@ -56,7 +57,7 @@ class LeastCosts:
         return (end - start) * self.token_s + pairs * self._model.profile.attention_s_per_pair
 
     def decode_s(self, num_prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds from the first token to the last, on a replica that does nothing else.
+        """Return seconds from the first token to the last, on a replica that does nothing else.
 
         Each token takes an iteration that decodes. If the request was preempted before it, then two: one that decodes
         others, in which it lost its place, and one that computes at least one token again.
@@ -67,7 +68,7 @@ class LeastCosts:
         return len(context) * alone_s + float(attention.sum())
 
     def decode_work_s(self, num_prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds of GPU time that the tokens after the first add to the iterations they are made in.
+        """Return seconds of GPU time that the tokens after the first add to the iterations they are made in.
 
         Each is a token of its iteration and has its own attention. After a preemption it is the last of a chunk of n
         tokens that follow c others: n - 1 more tokens, and context for all of them. As this is concave in n, it is

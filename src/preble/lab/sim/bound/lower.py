@@ -45,7 +45,7 @@ class LowerBound:
 
 
 def lower_bound(workload: Workload, config: SimConfig) -> LowerBound:
-    """The bound of a workload, whose openers have arrival times, on `config`'s cluster. O(tokens).
+    """Return the bound of a workload, whose openers have arrival times, on `config`'s cluster. O(tokens).
 
     **One request.** Before its first token all of its prompt is computed on its replica. What no request has that is
     sent before it has not been computed by then, and so takes `LeastCosts.prefill_s` from then on; all else is taken to
@@ -90,7 +90,7 @@ def lower_bound(workload: Workload, config: SimConfig) -> LowerBound:
 
 
 def _alone(job: Job, sharing: Sharing, config: SimConfig, costs: LeastCosts) -> LatencyBound:
-    """The request's times on an idle replica that cached all that it can have."""
+    """Return the request's times on an idle replica that cached all that it can have."""
     seen = min(sharing.seen_tokens(job, with_ties=False), job.num_tokens - 1)
     cached = seen // config.block_size * config.block_size
     fastest = max([1.0, *config.speeds.values()])
@@ -106,7 +106,8 @@ class _Queue:
     num_replicas: float
 
     def mean_s(self, alone_s: Sequence[float], work_s: Sequence[float]) -> float:
-        """The least mean time, given what each request takes by itself and the seconds of GPU time that it needs.
+        """Return the least mean time, given what each request takes by itself and the seconds of GPU time that it
+        needs.
 
         Of requests whose time of sending depends on others only the former is known.
         """
@@ -120,7 +121,7 @@ class _Queue:
 
 
 def least_flow_s(jobs: Iterable[tuple[float, float]]) -> float:
-    """The least possible sum, over jobs of one machine, of the seconds from a job's release to its end.
+    """Return the least possible sum, over jobs of one machine, of the seconds from a job's release to its end.
 
     `jobs`: (release time, seconds of work) of each. The machine always goes on with the job of which least is left.
     O(n log n).

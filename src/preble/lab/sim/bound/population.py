@@ -79,7 +79,7 @@ def least_gpu_s(rps: float, streams: Sequence[Stream], config: SimConfig, *, pat
     attention_s = min(demand.least_attention_s for demand in demands)
 
     def value(x: float, token_s: float) -> float:
-        """The least time where room costs `price` seconds a token and second, and a prompt's token `token_s`."""
+        """Return the least time where room costs `price` seconds a token and second, and a prompt's token `token_s`."""
         price = scale * x / (1 - x)
         decode_s = sizes.least_decode_s(token_s, price * own_tokens, attention_s)
         return sum(demand.least_s(token_s, price, decode_s, own_tokens, sizes) for demand in demands) - price * room
@@ -100,7 +100,7 @@ class _Iterations:
 
     @classmethod
     def of(cls, config: SimConfig) -> _Iterations:
-        """Between two points of the profile all is linear in the tokens: only the ends of the pieces count."""
+        """Make them of the ends of the profile's pieces alone: between two points all is linear in the tokens."""
         model, budget = CostModel(config.profile), config.max_batch_tokens
         points = [n for n, _ in config.profile.prefill_points if 0 < n < budget] + [budget]
         num_decodes = np.arange(1, config.max_running + 1, dtype=np.float64)[:, None]
@@ -111,7 +111,8 @@ class _Iterations:
         return cls(num_decodes, num_tokens, seconds, LeastCosts(config).token_s, float(known[1]), speed)
 
     def least_decode_s(self, token_s: float, own_price: float, attention_s: float) -> float:
-        """What a token of an answer costs at least, its attention left out: its part of an iteration, and of its room.
+        """Return what a token of an answer costs at least, its attention left out: its part of an iteration, and of its
+        room.
 
         `token_s`: what each token of a prompt in the iteration pays. `own_price`: of a request's own tokens, a second.
         """
@@ -157,7 +158,9 @@ class _Demand:
         return float(self.asked.max()) * self._saved_s(token_s)
 
     def least_s(self, token_s: float, price: float, decode_s: float, own_tokens: float, sizes: _Iterations) -> float:
-        """Seconds and room a second, at these prices. `decode_s`: of a token of an answer, which has `own_tokens`."""
+        """Return seconds and room a second, at these prices. `decode_s`: of a token of an answer, which has
+        `own_tokens`.
+        """
         stream, num_decodes = self.stream, self.stream.output_tokens - 1
         saved_s = self._saved_s(token_s)
         prompt_s = token_s * (stream.prefix_tokens + stream.question_tokens) - saved_s * stream.prefix_tokens
@@ -191,7 +194,7 @@ def _highest(value: Callable[[float], float]) -> float:
 
 
 def _replicas(config: SimConfig) -> tuple[str, ...]:
-    """All that are ever there."""
+    """Return all replicas that are ever there."""
     joined = (failure.replica for failure in config.failures if failure.kind is FailureKind.ADDED)
     return tuple(dict.fromkeys([*config.initial_replicas, *joined]))
 

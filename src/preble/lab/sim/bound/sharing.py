@@ -79,11 +79,12 @@ class Sharing:
         self.prompt_tokens = sum(node.num_tokens for node, users in self._users.items() if not users.is_answer)
 
     def is_answered(self, node: Node) -> bool:
-        """Whether the node is a part of somebody's answer, so that nobody has to compute it as a prompt first."""
+        """Return whether the node is a part of somebody's answer, so that nobody computes it as a prompt first."""
         return self._users[node].is_answer
 
     def seen_tokens(self, job: Job, *, with_ties: bool) -> int:
-        """Leading tokens of its prompt that a replica may have computed before it is sent; all others are its own.
+        """Return leading tokens of its prompt that a replica may have computed before it is sent; all others are its
+        own.
 
         Of an opener: what prompts have that can be sent earlier. Of any other request, whose time is not known: what
         prompts have but those that wait for it. And what is answered by anybody. `with_ties`: what several requests
@@ -125,7 +126,7 @@ class Sharing:
 
 
 def _playable(workload: Workload, script: Script, config: SimConfig) -> Iterator[tuple[WorkloadRequest, PackedTokens]]:
-    """The requests that do not fail where no replica is lost, each with its prompt."""
+    """Yield the requests that do not fail where no replica is lost, each with its prompt."""
     known: set[str | None] = {None}
     most_blocks = max([config.num_blocks, *(config.blocks_of(replica) for replica in config.kv_shares)])
     for request in workload.requests:

@@ -44,7 +44,7 @@ def steady_rate(workload: Workload, config: SimConfig, *, patience_s: float) -> 
 
 
 def _uses(sharing: Sharing, costs: LeastCosts, patience_s: float) -> Iterator[tuple[float, int, float]]:
-    """Each use of a node by a prompt: seconds since the last one, tokens, seconds that it takes to compute them.
+    """Yield each use of a node by a prompt: seconds since the last one, tokens, seconds that it takes to compute them.
 
     Infinite seconds for the first use; one that an answer made before takes nothing and is left out.
     """
@@ -58,7 +58,7 @@ def _uses(sharing: Sharing, costs: LeastCosts, patience_s: float) -> Iterator[tu
 
 
 def _missed_s(uses: list[tuple[float, int, float]], room: float) -> float:
-    """Seconds to compute what is no hit, where the uses that need the least room are."""
+    """Return seconds to compute what is no hit, where the uses that need the least room are."""
     missed_s = 0.0
     for since_s, tokens, seconds in uses:
         need = since_s * tokens

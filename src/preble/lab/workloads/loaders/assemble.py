@@ -18,7 +18,7 @@ _FINER_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 
 def workload_name(path: Path) -> str:
-    """The file's name without what says how it is written.
+    """Return the file's name without what says how it is written.
 
     >>> workload_name(Path("traces/video.requests.jsonl.gz"))
     'video'
@@ -30,7 +30,7 @@ def workload_name(path: Path) -> str:
 
 
 def assembled(path: Path, requests: Iterable[WorkloadRequest], note: str) -> Workload:
-    """The workload of a file: by arrival where there are times, which then count from the first one.
+    """Return the workload of a file: by arrival where there are times, which then count from the first one.
 
     Raises: TraceFormatError: there is no request.
     """
@@ -47,7 +47,9 @@ class MadeUpSegments:
         self._segments: dict[tuple[str, int], Segment] = {}
 
     def beginning(self, segment_id: str, num_tokens: int, whole: int) -> Segment:
-        """The first `num_tokens` of the `whole` of a segment; a cut one has its own id, for an id has one content."""
+        """Return the first `num_tokens` of the `whole` of a segment; a cut one has its own id, for an id has one
+        content.
+        """
         key = (segment_id, num_tokens)
         if key not in self._segments:
             name = segment_id if num_tokens == whole else f"{segment_id}[:{num_tokens}]"
@@ -56,12 +58,12 @@ class MadeUpSegments:
 
 
 def own_segment(request_id: str, num_tokens: int) -> Segment:
-    """A piece of prompt that no other request has, of made-up tokens."""
+    """Return a piece of prompt that no other request has, of made-up tokens."""
     return Segment(tokens=own_tokens(request_id, num_tokens))
 
 
 def seconds_of(time: float | str) -> float:
-    """Seconds since 1970, of an ISO 8601 time (UTC where it does not say) or of Unix time.
+    """Return seconds since 1970, of an ISO 8601 time (UTC where it does not say) or of Unix time.
 
     Unix time may be in seconds, milliseconds, microseconds or nanoseconds; its size shows which.
 

@@ -53,5 +53,5 @@ def _request(request_id: str, time: str, context_tokens: int, generated_tokens: 
 
 
 def csv_cells(line: bytes) -> list[str]:
-    """The cells of a line of plain CSV: without quotes, spaces around them removed."""
+    """Return the cells of a line of plain CSV: without quotes, spaces around them removed."""
     return [cell.strip() for cell in line.decode("utf-8", "replace").split(",")]

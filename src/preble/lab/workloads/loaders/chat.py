@@ -35,7 +35,7 @@ class ChatSegments:
         self._segments: dict[str, Segment] = {}
 
     def prompt(self, messages: Iterable[Message]) -> tuple[Segment, ...]:
-        """The prompt that asks for the next answer. O(length)."""
+        """Return the prompt that asks for the next answer. O(length)."""
         pieces = [piece for message in messages for piece in (_head(message.role), f"{message.content}\n")]
         return tuple(self._segment(piece) for piece in (*pieces, _head(ASSISTANT)))
 

@@ -45,7 +45,7 @@ FORMATS = (
 
 
 def format_names() -> tuple[str, ...]:
-    """The formats that `load` reads."""
+    """Return the formats that `load` reads."""
     return tuple(known.name for known in FORMATS)
 
 
@@ -55,7 +55,7 @@ def load(
     format: str | None = None,  # noqa: A002 - the word for it; the builtin is not used here
     options: LoadOptions | None = None,
 ) -> Workload:
-    """The workload in a trace file, plain or compressed; see docs/howto/bring-your-trace.md.
+    """Return the workload in a trace file, plain or compressed; see docs/howto/bring-your-trace.md.
 
     `format`: one of `format_names()`; None to detect it by the file's first line. `options`: what the file does not
     say. Prompts share segments by reference. Requests come by arrival, the first at 0.0 s, except in Preble's own
@@ -94,7 +94,7 @@ def _detected(path: Path) -> Format:
 
 
 def _keys(line: bytes) -> set[str]:
-    """Keys of a JSON object, columns of a CSV header."""
+    """Return the keys of a JSON object, the columns of a CSV header."""
     if line.lstrip().startswith(b"["):
         return {_ARRAY}
     if not line.lstrip().startswith(b"{"):

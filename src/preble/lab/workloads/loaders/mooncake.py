@@ -50,7 +50,7 @@ def read_mooncake(path: Path, options: LoadOptions) -> Workload:
 
 
 def spread_ticks(times_s: Sequence[float]) -> list[float]:
-    """Ascending times, the k of one tick moved to equal steps of 1/k from it to the next; the first stays.
+    """Return ascending times, the k of one tick moved to equal steps of 1/k from it to the next; the first stays.
 
     A tick lasts until the next one, and no longer than the median gap between ticks, so that a pause stays a pause.
     Times that are all different stay as they are.
@@ -101,7 +101,7 @@ class _BlockSizes:
 
 
 def _numbered_requests(path: Path) -> tuple[list[tuple[int, _Line]], int]:
-    """The lines with their numbers, and how many tokens a block has."""
+    """Return the lines with their numbers, and how many tokens a block has."""
     sizes, lines = _BlockSizes(), []
     for number, line in decoded_lines(path, _Line, EXAMPLE):
         if wrong := sizes.narrow(line):

@@ -130,7 +130,7 @@ class _Reader:
         self._has_times: bool | None = None
 
     def take(self, number: int, line: _Line) -> Iterator[WorkloadRequest]:
-        """The requests of a line: one for each answer to each of its prompts. Raises: TraceFormatError."""
+        """Yield the requests of a line: one for each answer to each of its prompts. Raises: TraceFormatError."""
         try:
             name = self._name(number, line)
             arrival_s = self._arrival_s(line)
@@ -171,7 +171,9 @@ class _Reader:
         return [(segment,) for segment in _prompt_segments(body.prompt or [])]
 
     def _output_tokens(self, line: _Line, num_answers: int) -> int:
-        """Tokens of each answer; if the line has only their sum, it is divided evenly. Raises: ValueError: too many."""
+        """Return tokens of each answer; if the line has only their sum, it is divided evenly. Raises: ValueError: too
+        many.
+        """
         if line.completion_tokens is not None:
             return _bounded(line.completion_tokens // num_answers)
         body = _body(line)
@@ -194,7 +196,9 @@ def _body(line: _Line) -> _Body:
 
 
 def _prompt_segments(prompt: str | Sequence[str | int | list[int]]) -> list[Segment]:
-    """One for each prompt: a text, token ids, or a list of either. Raises: ValueError: it is empty, or mixed."""
+    """Return a segment for each prompt: a text, token ids, or a list of either. Raises: ValueError: it is empty, or
+    mixed.
+    """
     prompts = [prompt] if isinstance(prompt, str) or any(isinstance(item, int) for item in prompt) else prompt
     if not prompts or not all(prompts):
         raise ValueError("the prompt is empty")
@@ -211,7 +215,7 @@ def _segment(prompt: str | Sequence[int]) -> Segment:
 
 
 def _tools(tools: Iterable[Any] | None) -> list[Message]:
-    """What may be called comes first, as in most models' own templates."""
+    """Return what may be called, which comes first, as in most models' own templates."""
     return [Message("tools", _json(tools))] if tools else []
 
 

@@ -81,7 +81,7 @@ class _Prompts(ABC):
         self._lines[line.id] = line
 
     def requests(self) -> Iterator[WorkloadRequest]:
-        """Of all that was taken, in order; segments are made once and shared."""
+        """Yield the requests of all that was taken, in order; segments are made once and shared."""
         segments = {segment_id: self._segment(line) for segment_id, line in self._segment_lines.items()}
         for line in self._lines.values():
             prompt = [segments[segment_id] for segment_id in line.segs]
@@ -105,7 +105,7 @@ class _Prompts(ABC):
         return line.n_in - sum(self._segment_lines[segment_id].n_tok for segment_id in line.segs)
 
     def _segment_id(self, segment_id: str) -> str:
-        """With the file's name before it, so that segments of several files differ."""
+        """Return the id with the file's name before it, so that segments of several files differ."""
         return f"{self._name}:{segment_id}"
 
     def _key_segment(self, line: _RequestLine) -> str | None:
@@ -186,7 +186,7 @@ class _TokenPrompts(_Prompts):
 
 
 def _segment_lines(path: Path) -> dict[str, _SegmentLine]:
-    """The lines of the segments file beside a requests file, by id. Raises: TraceFormatError."""
+    """Return the lines of the segments file beside a requests file, by id. Raises: TraceFormatError."""
     beside = _segments_file(path)
     lines: dict[str, _SegmentLine] = {}
     for number, line in decoded_lines(beside, _SegmentLine, SEGMENT_EXAMPLE):

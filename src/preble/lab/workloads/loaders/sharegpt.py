@@ -58,7 +58,7 @@ def read_sharegpt(path: Path, options: LoadOptions) -> Workload:
 
 
 def _conversations(path: Path) -> Iterator[tuple[str, _Conversation]]:
-    """Each with its place in the file, for errors."""
+    """Yield each with its place in the file, for errors."""
     _, first = next(numbered_lines(path), (1, b""))
     if not first.lstrip().startswith(b"["):
         for number, conversation in decoded_lines(path, _Conversation, EXAMPLE):
@@ -92,7 +92,7 @@ def _message(place: str, role: str | None, turn: _Turn) -> Message:
 
 
 def _session(session: str, messages: list[Message], chat: ChatSegments) -> Iterator[WorkloadRequest]:
-    """A request for each answer that something was said before."""
+    """Yield a request for each answer that something was said before."""
     parent = None
     for turn, message in enumerate(messages):
         if message.role == ASSISTANT and turn > 0:
