@@ -58,7 +58,7 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 16
     retry_after_s: Annotated[
-        float, about("`Retry-After` of a 429 or 503.", unit="s", why="about one long prefill", ge=0)
+        float, about("`Retry-After` of a 429 or 503.", unit="s", is_expert=True, why="about one long prefill", ge=0)
     ] = 1.0
     max_answer_bytes: Annotated[
         int,
@@ -131,7 +131,13 @@ class TimeoutsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 30.0
     connect_s: Annotated[
         float,
-        about("Time to connect to a replica.", unit="s", why="three lost SYN packets (1 + 2 s) and a bit", gt=0),
+        about(
+            "Time to connect to a replica.",
+            unit="s",
+            is_expert=True,
+            why="three lost SYN packets (1 + 2 s) and a bit",
+            gt=0,
+        ),
     ] = 5.0
     first_byte_s: Annotated[
         float,

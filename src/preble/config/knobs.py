@@ -12,11 +12,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 
-def about(text: str, *, why: str, unit: str = "", **limits: Any) -> Meta:
-    """Return the description of a field. `why`: it has the default that it has. `limits`: `ge`, `gt`, `le`, as of
-    msgspec.
+def about(text: str, *, why: str, unit: str = "", is_expert: bool = False, **limits: Any) -> Meta:
+    """Return the description of a field. `why`: it has the default that it has. `is_expert`: hardly anybody changes it.
+    `limits`: `ge`, `gt`, `le`, as of msgspec.
     """
-    return Meta(description=text, extra={"why": why, "unit": unit}, **limits)
+    return Meta(description=text, extra={"why": why, "unit": unit, "is_expert": is_expert}, **limits)
 
 
 class Knob(Struct, frozen=True):
@@ -28,6 +28,7 @@ class Knob(Struct, frozen=True):
     unit: str
     text: str
     why: str
+    is_expert: bool
 
 
 def knobs(struct: type[Struct], prefix: str = "") -> Iterator[Knob]:
@@ -40,4 +41,5 @@ def knobs(struct: type[Struct], prefix: str = "") -> Iterator[Knob]:
             continue
         meta = next(m for m in get_args(hint) if isinstance(m, Meta))
         extra = meta.extra or {}
-        yield Knob(prefix + field.name, hint, field.default, extra["unit"], meta.description or "", extra["why"])
+        told = (extra["unit"], meta.description or "", extra["why"], extra["is_expert"])
+        yield Knob(prefix + field.name, hint, field.default, *told)

@@ -71,6 +71,7 @@ class PeersConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Memory for prompts that gateways have sent each other: the next time, a name replaces their tokens.",
             unit="MiB",
+            is_expert=True,
             why="twenty million tokens",
             ge=1,
         ),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
+from textwrap import indent
 from typing import Any, get_type_hints
 
 import msgspec
 
 from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
-from preble.config.load import ENV_PREFIX
 from preble.config.reloading import is_changeable
 
 _HEAD = """\
@@ -17,8 +19,9 @@ _HEAD = """\
 <!-- Made by `python -m preble.config.reference`; a test compares. To edit: src/preble/config/ -->
 
 One TOML file (`preble serve --config FILE`), then environment variables, then flags; the later one wins. An unknown key
-is an error that names the nearest known one. In the environment a section is followed by two underscores, and a list is
-separated by commas.
+is an error that names the nearest known one. In the environment `limits.max_in_flight` is
+`PREBLE_LIMITS__MAX_IN_FLIGHT`, and a list is separated by commas. Expert settings, which
+hardly anybody has to change, are folded.
 
 ```toml
 replicas = ["http://10.0.0.1:8000", { url = "http://10.0.0.2:8000", engine = "openai" }]
@@ -54,10 +57,9 @@ def reference_page() -> str:
         by_section.setdefault(knob.key.rpartition(".")[0], []).append(knob)
     for section, members in by_section.items():
         title = f"`[{section}]`\n\n{_meaning(section)}" if section else "Top level"
-        parts.append(f"## {title}\n\n{_TABLE}\n" + "\n".join(_row(knob, environment=True) for knob in members) + "\n")
+        parts.append(f"## {title}\n\n{_tables(members)}")
     for title, struct in (("A replica's table in `replicas`", ReplicaConfig), ("A table in `groups`", GroupConfig)):
-        rows = "\n".join(_row(knob, environment=False) for knob in knobs(struct))
-        parts.append(f"## {title}\n\n{_TABLE}\n{rows}\n")
+        parts.append(f"## {title}\n\n{_tables(list(knobs(struct)))}")
     parts.append(_WHILE_SERVING.format(*_by_reload()))
     return "\n".join(parts)
 
@@ -80,11 +82,17 @@ def _meaning(section: str) -> str:
     return " ".join((get_type_hints(GatewayConfig)[section].__doc__ or "").split())
 
 
-def _row(knob: Knob, *, environment: bool) -> str:
-    key = f"`{knob.key}`"
-    if environment:
-        key += f"<br>`{ENV_PREFIX}{knob.key.upper().replace('.', '__')}`"
-    return f"| {key} | {_shown(knob.default)} | {knob.unit} | {knob.text} | {knob.why} |"
+def _tables(members: Sequence[Knob]) -> str:
+    """Return the table of a section; its expert settings follow in a folded one."""
+    usual = [_row(knob) for knob in members if not knob.is_expert]
+    expert = [_row(knob) for knob in members if knob.is_expert]
+    shown = "\n".join([_TABLE, *usual, ""]) if usual else ""
+    folded = indent("\n".join([_TABLE, *expert, ""]), " " * 4)
+    return shown + ("\n" if usual and expert else "") + (f'??? note "Expert settings"\n\n{folded}' if expert else "")
+
+
+def _row(knob: Knob) -> str:
+    return f"| `{knob.key}` | {_shown(knob.default)} | {knob.unit} | {knob.text} | {knob.why} |"
 
 
 def _shown(default: Any) -> str:
@@ -92,6 +100,8 @@ def _shown(default: Any) -> str:
         return "required"
     if default is None or default == ():
         return "none"
+    if isinstance(default, tuple):
+        return f"`{json.dumps(default)}`"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 

@@ -55,10 +55,23 @@ class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):
     ] = 2
     retry_min_s: Annotated[
         float,
-        about("First wait before a down replica is probed again.", unit="s", why="a restart takes seconds", gt=0),
+        about(
+            "First wait before a down replica is probed again.",
+            unit="s",
+            is_expert=True,
+            why="a restart takes seconds",
+            gt=0,
+        ),
     ] = 0.5
     retry_max_s: Annotated[
-        float, about("Longest wait between two such probes.", unit="s", why="a new replica is used within it", gt=0)
+        float,
+        about(
+            "Longest wait between two such probes.",
+            unit="s",
+            is_expert=True,
+            why="a new replica is used within it",
+            gt=0,
+        ),
     ] = 5.0
 
 
@@ -81,13 +94,21 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 3
     window_s: Annotated[
-        float, about("The time over which failures and waits are counted.", unit="s", why="recent, and enough", gt=0)
+        float,
+        about(
+            "The time over which failures and waits are counted.",
+            unit="s",
+            is_expert=True,
+            why="recent, and enough",
+            gt=0,
+        ),
     ] = 30.0
     min_requests: Annotated[
         int,
         about(
             "Requests of a replica within the window for a rate or a median to count.",
             unit="requests",
+            is_expert=True,
             why="those of a few are chance",
             ge=1,
         ),
@@ -96,6 +117,7 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
         float,
         about(
             "Share of failed requests that ejects a replica, if the others' is at most half of it.",
+            is_expert=True,
             why="a retry hides a few failures",
             gt=0,
             le=1,
@@ -116,12 +138,20 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "How many times slower than the others' a replica's first bytes are if it is ejected for that; compared "
             "by what the cost profile expects.",
+            is_expert=True,
             why="a queue alone makes a factor of a few",
             gt=1,
         ),
     ] = 10.0
     slow_min_s: Annotated[
-        float, about("No replica whose typical wait is shorter is slow.", unit="s", why="users wait that long", ge=0)
+        float,
+        about(
+            "No replica whose typical wait is shorter is slow.",
+            unit="s",
+            is_expert=True,
+            why="users wait that long",
+            ge=0,
+        ),
     ] = 5.0
     largest_share: Annotated[
         float,
@@ -133,13 +163,21 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0.5
     first_out_s: Annotated[
-        float, about("How long the first ejection lasts; doubled each time.", unit="s", why="a hiccup is over", gt=0)
+        float,
+        about(
+            "How long the first ejection lasts; doubled each time.",
+            unit="s",
+            is_expert=True,
+            why="a hiccup is over",
+            gt=0,
+        ),
     ] = 5.0
     longest_out_s: Annotated[
         float,
         about(
             "Longest ejection; after as long without one the next is the first again.",
             unit="s",
+            is_expert=True,
             why="one that was repaired is found within it",
             gt=0,
         ),
@@ -149,6 +187,7 @@ class EjectionConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Requests that must succeed, one after the other, to bring it back.",
             unit="requests",
+            is_expert=True,
             why="one may be luck",
             ge=1,
         ),
@@ -184,11 +223,12 @@ class RetryConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Retries in the window that are allowed however few requests there are.",
             unit="requests",
+            is_expert=True,
             why="what runs on one replica may break at once",
             ge=0,
         ),
     ] = 100
-    window_s: Annotated[float, about("The window.", unit="s", why="recent, and enough", gt=0)] = 10.0
+    window_s: Annotated[float, about("The window.", unit="s", is_expert=True, why="recent, and enough", gt=0)] = 10.0
 
 
 class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -234,6 +274,7 @@ class ParityConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Time for the prompt's KV events to arrive.",
             unit="s",
+            is_expert=True,
             why="they take milliseconds, catching up with a long past of the replica takes seconds",
             gt=0,
         ),

@@ -17,6 +17,7 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Prompts up to this size are tokenized in the event loop where the fast tokenizer is in use.",
             unit="bytes",
+            is_expert=True,
             why="16 KiB take about 0.1 ms there, about what handing them to a thread costs",
             ge=0,
         ),
@@ -26,6 +27,7 @@ class TokenizerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Threads (fast tokenizer) or processes (`tokenizers`, which keeps the interpreter's lock) for the others.",
             unit="workers",
+            is_expert=True,
             why="two keep a long prompt from delaying the short ones behind it",
             ge=1,
         ),
@@ -70,6 +72,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "Time after a request's end for the KV events of what it stored to arrive.",
             unit="s",
+            is_expert=True,
             why="they take milliseconds; a busy event loop may take longer",
             ge=0,
         ),
@@ -79,6 +82,7 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
         about(
             "How long an unused prefix counts as cached on a replica without KV events.",
             unit="s",
+            is_expert=True,
             why="prefixes that are used less often are mostly evicted",
             gt=0,
         ),

@@ -26,7 +26,7 @@ class ParityOutcome(StrEnum):
     VERIFIED = "verified"
     MISMATCH = "mismatch"
     UNCHECKED = "unchecked"
-    """Return a check that could not be made."""
+    """It could not be compared."""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
