@@ -170,9 +170,10 @@ docs: $(DOCS) ## Build the documentation strictly into site/
 docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8001 while you write
 	@$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
-reference: $(DEV) ## Write what is generated: the pages of commands, settings and metrics, the dashboard, the alert rules
+reference: $(DEV) ## Write what is generated: pages of commands, settings, metrics and files, dashboard, alert rules
 	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md
 	@$(BIN)/python -m preble.config.reference > docs/reference/configuration.md
+	@$(BIN)/python dev/files_page.py
 	@$(BIN)/python dev/monitoring/generate.py
 
 bench: $(DEV) native ## The micro-benchmarks and the bound of preble against least load, on the compiled core
