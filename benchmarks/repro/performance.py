@@ -1,4 +1,4 @@
-"""Fill in docs/performance.md from the kept results of the benchmarks in benchmarks/micro.
+"""Fill in docs/performance.md and benchmarks/PERFORMANCE.md from the kept results of benchmarks/micro.
 
 python benchmarks/repro/performance.py
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import send_ids
-from page import NOT_RUN, fenced, filled, markdown
+from page import NOT_RUN, fenced, fill, markdown
 
 from preble.lab.report import Table
 
@@ -27,7 +27,7 @@ import place  # noqa: E402
 import simulate  # noqa: E402
 import workers_cost  # noqa: E402
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "PERFORMANCE.md")
 RESULTS = ROOT / "benchmarks" / "results"
 
 
@@ -274,7 +274,7 @@ def made() -> dict[str, str]:
 
 
 def main() -> None:
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), made()), encoding="utf-8")
+    fill(PAGES, made())
 
 
 if __name__ == "__main__":
