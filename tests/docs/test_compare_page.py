@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,12 @@ def test_the_table_on_the_page_is_what_a_terminal_shows(kept: CompareResult, scr
 
 def test_the_page_has_the_caution_that_the_command_ends_with(kept: CompareResult, script: Any) -> None:
     assert " ".join(caution(kept, script.WORKLOAD).split()) in " ".join(PAGE.split())
+
+
+def test_curves_are_named_in_the_order_of_the_bars(kept: CompareResult, script: Any) -> None:
+    drawn = script.curve_drawing(kept, script.WORKLOAD, script.TTFT_P99).svg
+    ranked = [one.policy for one in kept.standings_of(script.WORKLOAD)]
+    assert re.findall(f">({'|'.join(ranked)})<", drawn) == ranked
 
 
 def test_the_command_on_the_page_is_the_plan_of_the_results(kept: CompareResult, script: Any) -> None:

@@ -27,6 +27,8 @@ _OTHER_COLOURS = (PALETTE[4], PALETTE[5], PALETTE[6], PALETTE[2])
 _GREY = PALETTE[7]
 _OTHERS = "the others"
 _LEGEND_COLUMNS = 76
+_APART = 0.01
+"""How far apart policies are drawn at one rate, as a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ def series_drawing(result: CompareResult, workload: str, rps: float) -> Drawing 
     """
     found = {policy: result.runs_of(workload, policy)[rps][0].steady for policy in result.plan.policies}
     looks = policy_looks(result.plan.policies)
-    known = {policy: one.series for policy, one in found.items() if one is not None}
+    ranked = [one.policy for one in result.standings_of(workload)]
+    known = {policy: one.series for policy in ranked if (one := found[policy]) is not None}
     if not known:
         return None
 
@@ -120,12 +123,16 @@ def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawi
 
     Who surely carries less than the baseline is named.
     """
+    ranked = [one.policy for one in result.standings_of(workload)]
     harmful = [one.policy for one in result.standings_of(workload) if one.is_surely_worse]
 
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
-        for policy, look in policy_looks(result.plan.policies).items():
-            _draw_policy(axes, result, workload, policy, look, number, is_harmful=policy in harmful)
+        looks = policy_looks(result.plan.policies)
+        shifts = _shifts([policy for policy in ranked if not looks[policy].is_grey])
+        for policy in ranked:
+            shift = shifts.get(policy, 1.0)
+            _draw_policy(axes, result, workload, policy, looks[policy], number, shift, is_harmful=policy in harmful)
         slo = result.plan.slo_of(workload)
         bound = {TTFT_P99.name: slo.ttft_p99_s, E2E_MEAN.name: slo.e2e_mean_s}.get(number.name)
         if bound is not None:
@@ -144,6 +151,15 @@ def _harm_note(harmful: Sequence[str]) -> str | None:
     return textwrap.fill(f"dashed: less capacity than {BASELINE}: {', '.join(harmful)}", _LEGEND_COLUMNS)
 
 
+def _shifts(policies: Sequence[str]) -> dict[str, float]:
+    """Return by what to multiply each policy's rates, so that their whiskers stand beside each other.
+
+    >>> _shifts(["a", "b", "c"])
+    {'a': 0.99, 'b': 1.0, 'c': 1.01}
+    """
+    return {policy: 1 + _APART * (place - (len(policies) - 1) / 2) for place, policy in enumerate(policies)}
+
+
 def _draw_policy(
     axes: Axes,
     result: CompareResult,
@@ -151,6 +167,7 @@ def _draw_policy(
     policy: str,
     look: Look,
     number: Number,
+    shift: float,
     *,
     is_harmful: bool,
 ) -> None:
@@ -164,13 +181,12 @@ def _draw_policy(
             label = "_"
         axes.plot(list(points), means, color=look.colour, linestyle=style, linewidth=0.9, zorder=1, label=label)
         return
-    axes.plot(
-        list(points), means, color=look.colour, linestyle=style, marker="o", markersize=3.5, label=policy, zorder=3
-    )
+    places = [rps * shift for rps in points]
+    axes.plot(places, means, color=look.colour, linestyle=style, marker="o", markersize=3.5, label=policy, zorder=3)
     # A symmetric interval may reach down to zero, which has no place on a logarithmic scale.
     least = min(means, default=0.0) / 2 if number.axis == SECONDS else 0.0
     spread = whiskers(means, [estimate.half_width or 0.0 for estimate in points.values()], least, number.most)
-    axes.errorbar(list(points), means, spread, fmt="none", ecolor=look.colour, elinewidth=1.0, alpha=0.45, zorder=2)
+    axes.errorbar(places, means, spread, fmt="none", ecolor=look.colour, elinewidth=1.0, alpha=0.45, zorder=2)
 
 
 def whiskers(
