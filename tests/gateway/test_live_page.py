@@ -213,6 +213,31 @@ async def test_every_text_stands_out_and_every_control_has_a_name(tmp_path: Path
         assert controls and [n for n in controls if not n.get("name", {}).get("value")] == []
 
 
+TAILS = """
+const one = (name, parent, start, end, uses, request_id) =>
+  ({ name, parent, start, end, uses, request_id, holders: [], partly: [] });
+last = { ...last, up_s: 30, prefixes: [one("system", null, 0, 100, 9, "newest"), one("a", 0, 100, 200, 5, ""),
+  one("a2", 1, 200, 300, 4, ""), one("a3", 2, 300, 400, 3, ""), one("b", 0, 100, 150, 4, "")] };
+showPrefixes(last, name => name);
+"""
+
+
+@pytest.mark.clients
+async def test_a_hot_prefix_has_a_request_and_the_tails_of_conversations_are_folded(
+    serve: Serve, tmp_path: Path
+) -> None:
+    async with replicas(1) as [one], serve([one]) as served, watching(served.gateway.url, tmp_path) as tab:
+        await tab.until("last !== null")
+        await tab.eval("document.getElementById('pause').click()")
+        await tab.eval(TAILS)
+        rows = "[...document.querySelectorAll('#prefixes li')].map(li => li.dataset.key).join()"
+        assert await tab.eval(rows) == "system,a,b"
+        assert await tab.eval("document.querySelector('#prefixes .who').textContent") == "preble explain newest"
+        assert await tab.eval("document.getElementById('prefix-note').textContent") == "fills up: 30 of 180 s"
+        await tab.eval("document.getElementById('tails').click()")
+        assert await tab.eval(rows) == "system,a,a2,a3,b"
+
+
 SHOTS = {
     "light": (8, {"width": 1280, "height": 860}),
     "dark": (8, {"width": 1280, "height": 860, "dark": True}),

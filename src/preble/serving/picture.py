@@ -51,7 +51,7 @@ class ReplicaPicture(Struct, frozen=True, omit_defaults=True):
 
 
 class PrefixRow(Struct, frozen=True):
-    """One hot prefix, see `HotPrefix`. `holders`, `partly`: the replicas' names."""
+    """One hot prefix, see `HotPrefix`. `holders`, `partly`: the replicas' names. `request_id`: one that uses it now."""
 
     name: str
     parent: int | None
@@ -60,6 +60,7 @@ class PrefixRow(Struct, frozen=True):
     uses: int
     holders: tuple[str, ...]
     partly: tuple[str, ...]
+    request_id: str
 
 
 class Counts(Struct, frozen=True):
@@ -75,10 +76,11 @@ class Counts(Struct, frozen=True):
 
 
 class Picture(Struct, frozen=True):
-    """The gateway at one moment. `at`: Unix time. `window_s`: over which load and uses count. `queued`, `queued_s`:
-    prompts that wait for their turn, and their GPU seconds."""
+    """The gateway at one moment. `at`: Unix time. `up_s`: how long it has run. `window_s`: over which load and uses
+    count. `queued`, `queued_s`: prompts that wait for their turn, and their GPU seconds."""
 
     at: float
+    up_s: float
     version: str
     policy: str
     window_s: float
@@ -91,7 +93,7 @@ class Picture(Struct, frozen=True):
     decisions: list[Decision]
 
 
-def take_picture(serving: Serving, at: float) -> Picture:
+def take_picture(serving: Serving, at: float, up_s: float) -> Picture:
     """Return the picture of this moment. O(replicas + prompts indexed)."""
     numbers, state = serving.telemetry.numbers, serving.scheduler.snapshot()
     hot = serving.scheduler.hottest(_NUM_PREFIXES)
@@ -99,6 +101,7 @@ def take_picture(serving: Serving, at: float) -> Picture:
     tokens = [numbers.sum_by("replica", kind) for kind in kinds]
     return Picture(
         at=at,
+        up_s=round(up_s, 1),
         version=__version__,
         policy=serving.scheduler.policy.name,
         window_s=state.window_s,
@@ -107,7 +110,7 @@ def take_picture(serving: Serving, at: float) -> Picture:
         queued=serving.num_waiting,
         queued_s=serving.waiting_s,
         replicas=[row for member in serving.members for row in _rows(serving, member, state.replicas, tokens)],
-        prefixes=[PrefixRow(p.name, p.parent, p.start, p.end, p.uses, p.holders, p.partly) for p in hot],
+        prefixes=[PrefixRow(p.name, p.parent, p.start, p.end, p.uses, p.holders, p.partly, p.request_id) for p in hot],
         decisions=list(serving.recent.latest(_NUM_DECISIONS, _NUM_CANDIDATES)),
     )
 

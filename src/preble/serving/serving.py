@@ -92,6 +92,7 @@ class Serving(Intake):
         self.members = Members(placements, self._monitor, config.health)
         telemetry.numbers.read(lambda: of_members(self.members, self.members.sources()))
         self._followed: object = None
+        self._began_at = time.time()
         self.group: Group | None = None
         self._socket: SchedulerSocket | None = None
         self._ejecting = background.keep(self._eject_outliers, "ejection")
@@ -300,7 +301,7 @@ class Serving(Intake):
 
     def picture(self) -> Picture:
         """Return everything that the live page shows, as it is now."""
-        return take_picture(self, time.time())
+        return take_picture(self, now := time.time(), now - self._began_at)
 
     async def check_parity(self) -> list[ParityReport]:
         """Check now whether every live replica tokenizes and caches as predicted."""

@@ -334,7 +334,7 @@ class GlobalScheduler:
 
     def hottest(self, at_most: int) -> list[HotPrefix]:
         """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
-        return hot_prefixes(self._cluster, at_most)
+        return hot_prefixes(self._cluster, self._in_flight, at_most)
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
         """Return leading tokens of a prompt that a replica, trusted or not, is expected to serve from its cache now.

@@ -14,7 +14,7 @@ from preble.core.placing.in_flight import InFlightTable
 from preble.core.prefixes.cache_entry import NAME_BYTES
 from preble.core.prefixes.hottest import hottest
 from preble.core.replica_index import ReplicaIndex, replicas_in
-from preble.core.types import TOKEN_BYTES, CacheDrift, ReplicaId
+from preble.core.types import TOKEN_BYTES, CacheDrift, ReplicaId, RequestId
 
 _INDEX_BYTES_PER_TOKEN = 5.5
 """Of the prefix index, beside the name of each block: up to that much was measured (docs/performance.md)."""
@@ -51,7 +51,8 @@ class HotPrefix:
     `name`: a hash of the run's first tokens and of its parent's name, so that the tokens stay secret.
     `parent`: the place in the list of the node above, None at the top. `start`, `end`: of the run, in tokens from the
     start of the prompt. `uses`: requests of the window that use it. `holders`: the replicas that hold all of it in
-    their engine's memory; `partly`: those that hold a part.
+    their engine's memory; `partly`: those that hold a part. `request_id`: the last one in flight that uses it; "" if
+    none does.
     """
 
     name: str
@@ -61,6 +62,7 @@ class HotPrefix:
     uses: int
     holders: tuple[ReplicaId, ...]
     partly: tuple[ReplicaId, ...]
+    request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,10 @@ def _enough_index_bytes(replicas: ReplicaTable) -> int:
     return int(sum(bytes_of))
 
 
-def hot_prefixes(cluster: ClusterState, at_most: int) -> list[HotPrefix]:
+def hot_prefixes(cluster: ClusterState, in_flight: InFlightTable, at_most: int) -> list[HotPrefix]:
     """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
     found: list[HotPrefix] = []
+    last_users = in_flight.last_users()
     for shared in hottest(cluster.index.tree, at_most):
         node = shared.node
         above = found[shared.parent].name if shared.parent is not None else shared.namespace
@@ -152,5 +155,6 @@ def hot_prefixes(cluster: ClusterState, at_most: int) -> list[HotPrefix]:
         whole, ids = node.full_holders, cluster.replicas.ids
         holders = tuple(r for i in replicas_in(whole) if (r := ids[i]) is not None)
         partly = tuple(r for i in replicas_in(node.holders & ~whole) if (r := ids[i]) is not None)
-        found.append(HotPrefix(name, shared.parent, node.start, node.end, node.recent_uses, holders, partly))
+        user = last_users.get(node, RequestId(""))
+        found.append(HotPrefix(name, shared.parent, node.start, node.end, node.recent_uses, holders, partly, user))
     return found

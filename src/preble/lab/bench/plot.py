@@ -58,5 +58,5 @@ def _draw_tokens(axes: Axes, results: Mapping[str, BenchResult]) -> None:
         computed, cached = result.summary.recomputed_tokens or 0, result.summary.cached_tokens or 0
         axes.bar([name], [computed], color=f"C{place}")
         axes.bar([name], [cached], bottom=[computed], color=f"C{place}", alpha=0.35)
-    axes.set(title="Prompt tokens: computed (full), cached (pale)", ylabel="tokens")
+    axes.set(title="Prompt tokens (pale: from the cache)", ylabel="tokens")
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -43,6 +43,15 @@ def test_a_name_stays_while_the_tree_grows(scheduler: GlobalScheduler) -> None:
     assert scheduler.hottest(10)[0].name == before.name
 
 
+def test_a_prefix_names_the_last_request_in_flight_that_uses_it(scheduler: GlobalScheduler) -> None:
+    place(scheduler, 0, TOOLS, SEARCH)
+    place(scheduler, 1, TOOLS, SEARCH)
+    assert [hot.request_id for hot in scheduler.hottest(10)] == [""]
+    for name, task in (("a", SEARCH), ("b", CODE)):
+        scheduler.place(Request(RequestId(name), pack_tokens([*TOOLS, *task])), 0.0)
+    assert {hot.end: hot.request_id for hot in scheduler.hottest(10)} == {100: "b", 150: "a"}
+
+
 def test_prompts_of_different_namespaces_have_different_names(scheduler: GlobalScheduler) -> None:
     for number in range(2):
         for namespace in ("", "tenant"):
