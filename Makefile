@@ -41,9 +41,9 @@ COMPILING := $(PATIENTLY) --log $(NATIVE)/install.log
 ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
-# Tests of our own code without servers: a file at a time on each core. What starts processes of others keeps the machine
-# to itself.
-PARTS := tests/unit tests/docs tests/golden tests/property
+# Tests of our own code and processes: a file at a time on each core. What starts processes of others keeps the machine to
+# itself.
+OTHERS := vllm or sglang or envoy or ray or clients
 ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
@@ -131,8 +131,8 @@ demo: $(DEV) ## Round robin against the default policy on real engines (ENGINE=e
 test: ## Everything that CI checks: lint, types, docs, all tests, real engines and servers
 	@$(MAKE) --no-print-directory -j2 checks environments
 	@$(if $(strip $(PYTEST_ARGS)),$(BIN)/pytest $(PYTEST_ARGS),status=0; \
-	  $(BIN)/pytest --durations=20 $(ON_ALL_CORES) $(PARTS) || status=$$?; \
-	  $(BIN)/pytest --durations=20 $(addprefix --ignore=,$(PARTS)) || status=$$?; exit $$status)
+	  $(BIN)/pytest --durations=20 $(ON_ALL_CORES) -m 'not ($(OTHERS))' || status=$$?; \
+	  $(BIN)/pytest --durations=20 -m '$(OTHERS)' || status=$$?; exit $$status)
 	@$(MAKE) --no-print-directory test-native
 
 test-kubernetes: $(DEV) ## Test discovery and leases against the cluster of KUBECONFIG, in a namespace of their own

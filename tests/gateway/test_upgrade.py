@@ -137,7 +137,8 @@ async def test_an_upgrade_loses_no_request_and_uses_what_is_installed_by_then(
         assert await gateway.policy() == "preble"
         assert not has_ended(gateway.first), "an answer may take longer than `timeouts.shutdown_s`"
         fake.gate.set()
-        assert (await held).status == 200
+        async with await held as answer:
+            assert answer.status == 200
         await eventually(lambda: has_ended(gateway.first))
         assert gateway.logged("Traceback") == []
 
@@ -156,8 +157,9 @@ async def test_a_gateway_that_leaves_does_not_close_the_idle_connection_of_a_cli
             await eventually(lambda: fake.running == 1)
             await gateway.upgrade()
             fake.gate.set()
-            assert (await held).status == 200
-            assert (await held).headers["connection"] == "close"
+            async with await held as answer:
+                assert answer.status == 200
+                assert answer.headers["connection"] == "close"
         await asyncio.sleep(
             2 * DRAIN_S
         )  # until it would close it, of which nothing tells; a shorter wait fails nothing
