@@ -18,11 +18,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from structlog.testing import capture_logs
 from yarl import URL
 
 from gateway.fakes import FakeReplica, gated, replicas
 from preble.config import GatewayConfig
 from preble.gateway import handover
+from preble.gateway.handover import Upgrade
 from support.load import load
 from support.processes import tree
 from support.waiting import eventually
@@ -195,6 +197,49 @@ async def test_a_stop_during_an_upgrade_ends_both(tmp_path: Path, workers: int) 
         os.kill(gateway.first, signal.SIGTERM)
         await eventually(lambda: all(map(has_ended, pids)))
         assert gateway.logged("Traceback") == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+async def test_a_stop_after_a_handover_lets_running_requests_end_and_a_second_one_does_not(
+    tmp_path: Path, workers: int
+) -> None:
+    grace = {"PREBLE_TIMEOUTS__SHUTDOWN_S": "600"}
+    async with replicas(1) as [fake], running(tmp_path, fake, workers, **grace) as gateway, gateway.client() as http:
+        fake.script.append(gated)
+        held = asyncio.create_task(http.post("/v1/completions", json={"prompt": "held"}))
+        await eventually(lambda: fake.running == 1)
+        await gateway.upgrade()
+        os.kill(gateway.first, signal.SIGTERM)
+        await asyncio.sleep(
+            2 * DRAIN_S
+        )  # until it would abort it, of which nothing tells; a shorter wait fails nothing
+        assert not held.done()
+        os.kill(gateway.first, signal.SIGTERM)
+        await eventually(lambda: has_ended(gateway.first))
+        with contextlib.suppress(aiohttp.ClientError):
+            assert (await held).status == 503
+
+
+async def test_a_successor_that_dies_later_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(pipe: int, *_: int) -> subprocess.Popen[bytes]:
+        os.write(pipe, b"serves")
+        started.append(subprocess.Popen(["sleep", "60"]))
+        return started[0]
+
+    monkeypatch.setattr(handover, "_started", start)
+    monkeypatch.setattr(handover, "_LOOK_S", 0.01)  # ships 1 s
+    left = asyncio.Event()
+    upgrade = Upgrade(left.set)
+    with capture_logs() as log:
+        upgrade.begin([], GatewayConfig())
+        await left.wait()
+        started[0].kill()
+        await eventually(lambda: any(line["event"] == "successor_died" for line in log))
+    [died] = [line for line in log if line["event"] == "successor_died"]
+    assert (died["successor"], died["status"]) == (started[0].pid, -signal.SIGKILL)
+    assert has_ended(started[0].pid), "nothing of it is left"
 
 
 async def test_systemd_hears_that_the_gateway_serves_and_which_process_is_the_main_one(tmp_path: Path) -> None:

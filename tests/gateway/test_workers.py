@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from hashlib import sha256
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from preble.errors import ConfigError
 from preble.gateway.app import App
 from preble.gateway.handover import Inherited
 from preble.gateway.http.access import KeyRing
-from preble.gateway.workers import process, supervisor
+from preble.gateway.workers import process, supervisor, worker
 from preble.gateway.workers.process import Cover, Drain, Settings
 from preble.gateway.workers.supervisor import run_workers
 from preble.gateway.workers.worker import Worker
@@ -509,6 +510,43 @@ async def test_a_process_for_which_there_is_no_room_now_starts_later(monkeypatch
     await eventually(lambda: len(tried) == 3)
     assert not keeping.done()
     keeping.cancel()
+
+
+class Started:
+    """A process that takes orders, to look at."""
+
+    taken: Connection
+
+    def __init__(self, args: tuple[Any, Connection], **_: object) -> None:
+        self._control = args[1]
+        self.sentinel, self._end = os.pipe()
+
+    def start(self) -> None:
+        type(self).taken = Connection(os.dup(self._control.fileno()))
+
+    def close(self) -> None:
+        self.taken.close()
+        os.close(self.sentinel)
+        os.close(self._end)
+
+
+async def test_a_process_that_starts_again_drains_if_the_one_before_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would accept connections beside a gateway's successor."""
+    settings = Settings(GatewayConfig(), KeyRing(AuthConfig()))
+    monkeypatch.setattr(worker, "_SPAWN", SimpleNamespace(Pipe=Pipe, Process=Started))  # ships real processes
+    one = Worker(lambda: cast(Any, SimpleNamespace(name="one", settings=settings)), lambda: None)
+    one.order(Drain(leaves=True))
+    one._begin()
+    try:
+        assert await asyncio.to_thread(Started.taken.poll, PATIENCE_S)
+        assert Started.taken.recv() == Drain(leaves=True)
+    finally:
+        loop, ours, process = asyncio.get_running_loop(), one._control, cast(Any, one._process)
+        assert ours is not None
+        loop.remove_reader(ours.fileno())
+        loop.remove_reader(process.sentinel)
+        ours.close()
+        process.close()
 
 
 async def test_every_front_end_feeds_the_live_page(tmp_path: Path) -> None:

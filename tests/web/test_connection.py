@@ -448,3 +448,19 @@ async def test_heads_that_nobody_can_serve_are_refused(headers: bytes, status: i
         assert (await peer.answer())[0] == status
         assert await peer.end() == b""
     assert app.started == 0
+
+
+async def test_a_server_that_ends_may_be_hurried_while_it_waits() -> None:
+    app = Application()
+    app.gate.clear()
+    with listen("127.0.0.1", 0) as sock:
+        server = Server(by_task(app), grace_s=3600)
+        task = asyncio.create_task(server.serve([sock]))
+        await server.listening.wait()
+        async with connected(sock.getsockname()[1]) as peer:
+            await peer.send(HEALTHY)
+            await eventually(lambda: app.started == 1)
+            server.stop()
+            server.hurry(within_s=0.01)
+            async with asyncio.timeout(PATIENCE_S):
+                await task

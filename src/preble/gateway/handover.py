@@ -27,6 +27,8 @@ _ENDS_S = 10.0
 """How long a successor that has failed may take to end before it is killed."""
 _HANDOVER = "_PREBLE_HANDOVER"
 """The environment variable with a successor's open files: the pipe, then the sockets."""
+_LOOK_S = 1.0
+"""How often a gateway that leaves looks whether its successor lives."""
 _GOES_ON = "this gateway goes on, and nothing has changed"
 
 
@@ -93,13 +95,24 @@ class Upgrade:
             log.error("upgrade_failed", error=str(error), consequence=_GOES_ON, exc_info=None if known else error)
             self._task = None
             return
-        _tell_systemd(f"MAINPID={successor}")
-        log.info("upgraded", successor=successor, consequence="this process answers what it has accepted, then ends")
+        _tell_systemd(f"MAINPID={successor.pid}")
+        consequence = "this process answers what it has accepted, then ends"
+        log.info("upgraded", successor=successor.pid, consequence=consequence)
         self._leave()
+        _look_after(successor)
 
 
-async def _serving_successor(listeners: Sequence[socket.socket], config: GatewayConfig) -> int:
-    """Start a successor; return its process id once it serves. Raises: ConfigError, OSError: it does not."""
+def _look_after(successor: subprocess.Popen[bytes]) -> None:
+    """Report a successor that dies, as long as this process runs."""
+    if (status := successor.poll()) is None:
+        asyncio.get_running_loop().call_later(_LOOK_S, _look_after, successor)
+    elif status:
+        hint = "its own log says why; start the gateway again"
+        structlog.get_logger().error("successor_died", successor=successor.pid, status=status, hint=hint)
+
+
+async def _serving_successor(listeners: Sequence[socket.socket], config: GatewayConfig) -> subprocess.Popen[bytes]:
+    """Start a successor; return it once it serves. Raises: ConfigError, OSError: it does not."""
     if os.getpid() == 1:
         raise ConfigError("a container ends with its first process; replace the container")
     if config.scheduler_socket is not None:
@@ -117,7 +130,7 @@ async def _serving_successor(listeners: Sequence[socket.socket], config: Gateway
             async with asyncio.timeout(SERVES_S):
                 serves = bool(await heard)
             if serves:
-                return process.pid
+                return process
             raise ConfigError(f"the new gateway ended with status {await _ended(process)}; its own log says why")
         except TimeoutError:
             raise ConfigError(f"the new gateway did not serve within {SERVES_S:g} s, and was ended") from None

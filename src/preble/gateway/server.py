@@ -116,6 +116,7 @@ class _Told:
     def __init__(self) -> None:
         self.stopped = asyncio.Event()
         self.ends_start = False
+        self._is_stopping = False
         self._reloads = False
         self._gateway: Gateway | None = None
         self._main = asyncio.current_task()
@@ -138,10 +139,10 @@ class _Told:
             self._main.cancel()  # what was accepted meanwhile is answered while the contexts end
             return
         self.upgrading.cancel()
-        drain_s = self._gateway.config.timeouts.drain_s if drains else 0.0
-        if self._gateway.is_draining:
-            self._gateway.hurry()
-            drain_s = 0.0
+        timeouts, is_second, self._is_stopping = self._gateway.config.timeouts, self._is_stopping, True
+        drain_s = timeouts.drain_s if drains and not self._gateway.is_draining else 0.0
+        if self._gateway.is_draining:  # told to stop twice, or once after a handover
+            self._gateway.hurry(0.0 if is_second else timeouts.shutdown_s)
         self._gateway.drain()
         asyncio.get_running_loop().call_later(drain_s, self.stopped.set)
 
@@ -245,9 +246,9 @@ class Gateway:
         self._app.drain(leaves=True)
         self._server.leave(self.config.timeouts.total_s)
 
-    def hurry(self) -> None:
-        """Stop waiting for running requests, during a shutdown."""
-        self._server.hurry()
+    def hurry(self, within_s: float = 0.0) -> None:
+        """Abort the requests that still run after `within_s`, during a shutdown."""
+        self._server.hurry(within_s)
 
 
 def tell_of_listening(sock: socket.socket, config: GatewayConfig, *, has_keys: bool) -> str:

@@ -80,9 +80,9 @@ class Drain(Struct):
 
 
 class Stop(Struct):
-    """An order: end. `hurries`: do not wait for running requests."""
+    """An order: end. `within_s`: how long running requests may continue, if not as configured."""
 
-    hurries: bool = False
+    within_s: float | None = None
 
 
 class Beat(Struct):
@@ -145,7 +145,7 @@ class _Orders:
         self._app: App | None = None
         self._drain: Drain | None = None
         self.stop = asyncio.Event()
-        self.hurry: Callable[[], None] = lambda: None
+        self.hurry: Callable[[float], None] = lambda _: None
         self.leave: Callable[[], None] = lambda: None
         self.orphaned: Callable[[], None] = lambda: None
         self.cover: Callable[[tuple[int, ...]], None] = lambda _: None
@@ -179,12 +179,12 @@ class _Orders:
                     self._app.drain(leaves=leaves)
                 if leaves:
                     self.leave()
-            case Stop(hurries):
-                self._stop(hurries)
+            case Stop(within_s):
+                self._stop(within_s)
 
-    def _stop(self, hurries: bool) -> None:
-        if hurries:
-            self.hurry()
+    def _stop(self, within_s: float | None) -> None:
+        if within_s is not None:
+            self.hurry(within_s)
         self.stop.set()
         if self._app is None and self._main is not None:
             self._main.cancel()  # it still starts

@@ -112,7 +112,8 @@ class _Workers:
         self._log = structlog.get_logger()
         self._reload_wanted, self._stopped = asyncio.Event(), asyncio.Event()
         self._main: asyncio.Task[None] | None = None
-        self._is_draining = self._is_stopping = self._has_started = self._has_left = False
+        self._is_draining = self._is_told_to_stop = self._is_stopping = False
+        self._has_started = self._has_left = False
 
         def start(name: str, number: int | None) -> Start:
             given = () if number is None else tuple(listeners)
@@ -187,16 +188,16 @@ class _Workers:
     def _stop(self, drains: bool) -> None:
         """Obey a signal: end the start, or drain and then stop, or hurry."""
         self._upgrading.cancel()
-        drain_s = self._config.timeouts.drain_s if drains and self._has_started else 0.0
-        if self._is_draining:
-            drain_s = 0.0
+        timeouts, is_second, self._is_told_to_stop = self._config.timeouts, self._is_told_to_stop, True
+        drain_s = timeouts.drain_s if drains and self._has_started and not self._is_draining else 0.0
+        if self._is_draining:  # told to stop twice, or once after a handover
             for front_end in self._front_ends:
-                front_end.order(Stop(hurries=True))
+                front_end.order(Stop(within_s=0.0 if is_second else timeouts.shutdown_s))
         else:
             self._log.info("draining")
-        is_second, self._is_draining = self._is_draining, True
+        self._is_draining = True
         for worker in (self._scheduler, *self._front_ends):
-            worker.order(Drain())
+            worker.order(Drain(leaves=self._has_left))
         if self._has_started:
             asyncio.get_running_loop().call_later(drain_s, self._stopped.set)
         elif self._main is not None and not is_second:

@@ -20,6 +20,7 @@ from preble.gateway import signals
 from preble.gateway.workers.process import (
     Alive,
     Beat,
+    Drain,
     Failed,
     Order,
     Ready,
@@ -64,6 +65,7 @@ class Worker:
         self._ready = asyncio.Event()
         self._died = asyncio.Event()
         self._given: Settings | None = None
+        self._drain: Drain | None = None
         self._answer: asyncio.Future[Reconfigured | None] | None = None
         self._sender = ThreadPoolExecutor(1)
         """Sends orders: a process that hangs does not read them."""
@@ -119,6 +121,8 @@ class Worker:
         loop = asyncio.get_running_loop()
         loop.add_reader(ours.fileno(), self._hear, ours)
         loop.add_reader(process.sentinel, self._end, process, ours)
+        if self._drain is not None:
+            self.order(self._drain)
 
     def _hear(self, control: Connection) -> None:
         try:
@@ -201,7 +205,9 @@ class Worker:
                 self._error = f"{_NO_PROCESS}: {error.strerror or error}"
 
     def order(self, order: Order) -> None:
-        """Give an order; nothing happens if the process is dead."""
+        """Give an order. Nothing happens if the process is dead; its successor is told only to drain."""
+        if isinstance(order, Drain):
+            self._drain = order
         if self._control is not None:
             self._sender.submit(_send, self._control, order)
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from email.utils import formatdate
+from math import inf
 
 from preble.web.server.answering import Accept
 from preble.web.server.connection import ClientConnection, Shared
@@ -37,7 +38,7 @@ class Server:
         self._shared = Shared(accept, limit, self._sweep_on)
         self._grace_s = grace_s
         self._stopping = asyncio.Event()
-        self._is_hurried = False
+        self._ends_at = inf
         self.listening = asyncio.Event()
         self.servers: list[asyncio.Server] = []
         self._sweeping: asyncio.TimerHandle | None = None
@@ -92,9 +93,9 @@ class Server:
         """End the server."""
         self._stopping.set()
 
-    def hurry(self) -> None:
-        """Stop waiting for running requests, now or at the end."""
-        self._is_hurried = True
+    def hurry(self, within_s: float = 0.0) -> None:
+        """Wait for running requests for `within_s` from now, at most."""
+        self._ends_at = min(self._ends_at, asyncio.get_running_loop().time() + within_s)
 
     def _refuse_others(self, files: Sequence[socket.socket]) -> None:
         for server in self.servers:
@@ -103,20 +104,18 @@ class Server:
             sock.close()
 
     def _is_over(self) -> bool:
-        return self._is_hurried or not (self.connections or self.tasks)
+        return asyncio.get_running_loop().time() >= self._ends_at or not (self.connections or self.tasks)
 
     async def _end(self) -> None:
         self._shared.is_ending = True
         for connection in list(self.connections):
             connection.shutdown()
-        try:
-            async with asyncio.timeout(self._grace_s):
-                await asyncio.sleep(_LOOK_S)  # for connections that are accepted and have not opened yet
-                while not self._is_over():  # noqa: ASYNC110 (the sets have no event)
-                    await asyncio.sleep(_LOOK_S)
-        except TimeoutError:
-            for task in self.tasks:
-                task.cancel()
+        self.hurry(self._grace_s)
+        await asyncio.sleep(_LOOK_S)  # for connections that are accepted and have not opened yet
+        while not self._is_over():  # noqa: ASYNC110 (the sets have no event)
+            await asyncio.sleep(_LOOK_S)
+        for task in self.tasks:
+            task.cancel()
 
     def _sweep_on(self) -> None:
         """A connection has opened: look at what is late as long as there are connections."""
