@@ -30,7 +30,7 @@ import aiohttp
 import msgspec
 
 from preble.config import AuthConfig, GatewayConfig, ParityConfig, QueueConfig, ReplicaConfig
-from preble.core.admission.admission import Admission
+from preble.core.admission.admission import FairAdmission
 from preble.core.admission.fair_queue import QueueSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.types import ReplicaId
@@ -158,7 +158,7 @@ def simulated(where: str, how: str, seed: int) -> tuple[Run, TTFTs]:
     # Requests wait as long as it takes, so that all runs serve the same requests.
     patient = QueueSettings(max_waiting=10**6, max_wait_s=1e9, credit_s=slower * QueueConfig().credit_s)
     depth_s = slower * QueueConfig().depth_s
-    admission = Admission(CostModel(profile), patient, depth_s=depth_s) if how == "in turns" else None
+    admission = FairAdmission(CostModel(profile), patient, depth_s=depth_s) if how == "in turns" else None
     config = SimConfig(profile=profile, replicas=case.replicas)
     simulation = Simulation(
         config, workload, admission=admission, tenant_of=lambda asked: asked.request_id.partition(":")[0]

@@ -27,7 +27,7 @@ from preble.core.types import (
     unpack_tokens,
 )
 from preble.engines.kv_events import LARGE_BYTES, EventIntake, KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints, Message
+from preble.engines.kv_sockets import KvEventEndpoints, KvMessage
 from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_wire import WireRemoved, decode_large
 from preble.engines.media_marks import mark_of
@@ -554,9 +554,9 @@ async def test_a_message_of_any_size_is_applied_in_order(count: int) -> None:
     blocks = range(0, 2 * count, 2)
     payload = msgspec.msgpack.encode([0.0, [stored(*blocks), removed(0), removed(2)]])
     intake = EventIntake(REPLICA, reset_keeps_host=True)
-    is_small, is_large = intake.is_small(Message(0, payload)), len(payload) > LARGE_BYTES
+    is_small, is_large = intake.is_small(KvMessage(0, payload)), len(payload) > LARGE_BYTES
     assert (is_small, is_large) == {3_000: (True, False), 5_000: (False, False), 12_000: (False, True)}[count]
-    first, second = await intake.accept(Message(0, payload))
+    first, second = await intake.accept(KvMessage(0, payload))
     assert isinstance(first, BlocksStored) and first.block_hashes == tuple(blocks)
     assert isinstance(second, BlocksEvicted) and second.block_hashes == (0, 2)
 

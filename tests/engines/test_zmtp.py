@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from preble.core.types import EventsLost, ReplicaId
 from preble.engines import kv_subscription
 from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, replayed
+from preble.engines.kv_sockets import KvEventEndpoints, KvMessage, ReplayUnavailable, replayed
 from preble.engines.kv_subscription import QUEUED_MESSAGES, Subscription
 from preble.engines.zmtp import GREETING, NotZmtp, subscriber
 from support.waiting import PATIENCE_S, eventually
@@ -83,7 +83,7 @@ def test_rubbish_raises_nothing_else_and_fills_no_memory() -> None:
         assert len(peer._buffer) < 2 * MAX_BYTES
 
 
-async def first_message_at(endpoint: str) -> Message:
+async def first_message_at(endpoint: str) -> KvMessage:
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher:
         publisher.bind(endpoint)
         with Subscription(KvEventEndpoints(endpoint)) as subscription:
@@ -101,7 +101,7 @@ def test_a_publisher_on_a_local_socket_is_followed(
 ) -> None:
     place = f"@{tmp_path}" if is_abstract else f"{tmp_path}/events"
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        assert runner.run(first_message_at(f"ipc://{place}")) == Message(0, b"x")
+        assert runner.run(first_message_at(f"ipc://{place}")) == KvMessage(0, b"x")
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_a_peer_that_repeats_no_events_is_left_in_time(sent: bytes, reason
 
 
 @asynccontextmanager
-async def asked_for_past_events() -> AsyncIterator[tuple[socket.socket, asyncio.Task[Message]]]:
+async def asked_for_past_events() -> AsyncIterator[tuple[socket.socket, asyncio.Task[KvMessage]]]:
     """The engine's side of a connection that asks for past events, and what comes of that within half a second."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
@@ -157,7 +157,7 @@ async def asked_for_past_events() -> AsyncIterator[tuple[socket.socket, asyncio.
             yield router, asked
 
 
-async def first_of(messages: AsyncGenerator[Message, None]) -> Message:
+async def first_of(messages: AsyncGenerator[KvMessage, None]) -> KvMessage:
     async with aclosing(messages):
         return await anext(messages)
 
@@ -173,7 +173,7 @@ async def test_a_publisher_that_begins_to_listen_later_is_asked_for_past_events(
         client, *request = await router.recv_multipart()
         assert request == [b"", (7).to_bytes(8, "big")]
         await router.send_multipart([client, b"", b"topic", (7).to_bytes(8, "big"), LONG_BODY])
-        assert await asked == Message(7, LONG_BODY)
+        assert await asked == KvMessage(7, LONG_BODY)
 
 
 async def test_a_stream_says_why_it_gives_a_connection_up(monkeypatch: pytest.MonkeyPatch) -> None:

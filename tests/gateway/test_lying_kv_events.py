@@ -17,7 +17,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
 from preble.engines.kv_events import EventIntake, KvEventStream
-from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, Message
+from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, KvMessage
 from support.gateways import PROFILE
 from support.waiting import eventually
 
@@ -65,7 +65,7 @@ class Scene:
     async def lie(self, number: int) -> None:
         event = self.rng.choice([self.stored, self.stored, self.removed, self.cleared])()
         payload = msgspec.msgpack.encode([0.0, [event]])
-        for change in await self.intake.accept(Message(number, payload)):
+        for change in await self.intake.accept(KvMessage(number, payload)):
             if isinstance(change, BlocksStored):
                 self.scheduler.on_stored(change, self.now)
             else:

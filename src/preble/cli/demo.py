@@ -30,7 +30,7 @@ ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class DemoScenario:
     """The demonstration on one kind of engine.
 
     `num_tools` and `kv_tokens`: one replica's KV cache does not hold all tools, but those of all replicas together do.
@@ -47,9 +47,9 @@ class Scenario:
     model: Path | None = None
 
 
-SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
+SCENARIOS: Mapping[str, DemoScenario] = MappingProxyType(
     {
-        "vllm": Scenario(
+        "vllm": DemoScenario(
             what="real vLLM on the CPU, a tiny Llama",
             replicas=2,
             kv_tokens=16_000,
@@ -59,7 +59,7 @@ SCENARIOS: Mapping[str, Scenario] = MappingProxyType(
             profile="tiny-cpu",
             model=Path(".engines/models/tiny-llama"),
         ),
-        "emulator": Scenario(
+        "emulator": DemoScenario(
             what="emulated, Mistral 7B on an A6000",
             replicas=4,
             kv_tokens=24_000,
@@ -151,7 +151,7 @@ def _conclude(turns: Turns) -> None:
         click.echo(f"Beware: {warning}.")
 
 
-async def _run_turns(engine: str, scenario: Scenario, plan: WorkloadPlan, out: Path) -> Turns:
+async def _run_turns(engine: str, scenario: DemoScenario, plan: WorkloadPlan, out: Path) -> Turns:
     """Start replicas and a gateway for each policy, and run one turn of each policy in each round.
 
     Raises: ConfigError, EngineError: a process did not start or did not answer.
@@ -189,7 +189,7 @@ async def _run_turns(engine: str, scenario: Scenario, plan: WorkloadPlan, out: P
     return turns
 
 
-def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOptions:
+def _launch_options(engine: str, scenario: DemoScenario, log_dir: Path) -> LaunchOptions:
     from preble.engines.launch import LaunchOptions
 
     return LaunchOptions(
@@ -205,7 +205,7 @@ def _launch_options(engine: str, scenario: Scenario, log_dir: Path) -> LaunchOpt
     )
 
 
-def _gateway_args(scenario: Scenario, policy: str) -> list[str]:
+def _gateway_args(scenario: DemoScenario, policy: str) -> list[str]:
     args = ["--policy", policy, "--profile", scenario.profile, "--workers", "0"]  # two gateways share this machine
     return args if scenario.model is None else [*args, "--tokenizer", str(scenario.model)]
 

@@ -21,13 +21,13 @@ from preble.emulator.config import EmulatorConfig
 from preble.emulator.content import Content, content_of
 from preble.emulator.engine import EmulatedEngine, Prompt
 from preble.emulator.events import own_namespace
-from preble.emulator.other_answers import Generated, Message, Response, Tokens
+from preble.emulator.other_answers import Generated, MessageAnswer, Response, Tokens
 from preble.emulator.placeholders import STAND_IN, EmulatedMedia
 from preble.emulator.protocol import (
-    ChatBody,
-    CompletionBody,
     EmbeddingBody,
-    GenerateBody,
+    EmulatedChat,
+    EmulatedCompletion,
+    EmulatedGenerate,
     TokenizeBody,
     as_rendered,
     decode_body,
@@ -85,19 +85,19 @@ class Generating:
     # --- endpoints ---
 
     async def completions(self, exchange: Exchange) -> None:
-        body = decode_body(await exchange.read(), CompletionBody)
+        body = decode_body(await exchange.read(), EmulatedCompletion)
         tokens = [await self._tokens_of(prompt) for prompt in body.prompts()]
         await self._generate(body, tokens, None, Completion, "cmpl-", exchange)
 
     async def chat(self, exchange: Exchange) -> None:
-        await self._say(decode_body(await exchange.read(), ChatBody), Chat, "chatcmpl-", exchange)
+        await self._say(decode_body(await exchange.read(), EmulatedChat), Chat, "chatcmpl-", exchange)
 
     async def messages(self, exchange: Exchange) -> None:
         given = decode_object(await exchange.read())
         if not isinstance(given.get("max_tokens"), int):
             raise RequestError("max_tokens is missing", param="max_tokens")
         chat = chat_of_message(given) | {"max_tokens": given["max_tokens"], "stream": given.get("stream")}
-        await self._say(decode_body(msgspec.json.encode(chat), ChatBody), Message, "msg_", exchange)
+        await self._say(decode_body(msgspec.json.encode(chat), EmulatedChat), MessageAnswer, "msg_", exchange)
 
     async def count_tokens(self, exchange: Exchange) -> None:
         chat = chat_of_message(decode_object(await exchange.read()))
@@ -111,7 +111,7 @@ class Generating:
             earlier, answer = self._earlier(previous)
             chat["messages"] = [*earlier, *_said(answer), *chat["messages"]]
         chat |= {"max_tokens": given.get("max_output_tokens"), "stream": given.get("stream")}
-        body = decode_body(msgspec.json.encode(chat), ChatBody)
+        body = decode_body(msgspec.json.encode(chat), EmulatedChat)
         answer = await self._say(body, Response, "resp_", exchange, add_special_tokens=True)
         if given.get("store", True) and answer is not None:
             self._stored[answer["id"]] = (chat["messages"], answer)
@@ -147,7 +147,7 @@ class Generating:
     async def embeddings(self, exchange: Exchange) -> None:
         """Answer with vectors, the same for the same tokens, that mean nothing. Takes the time of their prefill."""
         body = decode_body(await exchange.read(), EmbeddingBody)
-        prompts = CompletionBody(prompt=body.input, max_tokens=1, model=body.model)
+        prompts = EmulatedCompletion(prompt=body.input, max_tokens=1, model=body.model)
         self._models.require(body.model)
         tokens = [await self._tokens_of(prompt) for prompt in prompts.prompts()]
         prefills = [Prompt(one, 1) for one in tokens]
@@ -176,7 +176,7 @@ class Generating:
 
     async def _say(
         self,
-        body: ChatBody,
+        body: EmulatedChat,
         form: type[Answer],
         prefix: str,
         exchange: Exchange,
@@ -190,12 +190,12 @@ class Generating:
         return await self._generate(body, [tokens], content_of(body), form, prefix, exchange)
 
     async def _generate_from_ids(self, form: type[Answer], prefix: str, exchange: Exchange) -> None:
-        body = decode_body(await exchange.read(), GenerateBody).as_completion()
+        body = decode_body(await exchange.read(), EmulatedGenerate).as_completion()
         tokens = [await self._tokens_of(prompt) for prompt in body.prompts()]
         await self._generate(body, tokens, None, form, prefix, exchange)
 
     async def _pieces(
-        self, messages: Sequence[Any], body: ChatBody | TokenizeBody, *, add_special_tokens: bool
+        self, messages: Sequence[Any], body: EmulatedChat | TokenizeBody, *, add_special_tokens: bool
     ) -> list[list[int]]:
         """Return token ids of a chat's texts, parted where a medium stands."""
         text = self._tokenizer.render_chat(messages, as_rendered(body))
@@ -205,7 +205,7 @@ class Generating:
 
     async def _generate(
         self,
-        body: CompletionBody | ChatBody,
+        body: EmulatedCompletion | EmulatedChat,
         tokens: list[PackedTokens],
         content: Content | None,
         form: type[Answer],

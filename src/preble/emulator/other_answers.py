@@ -17,7 +17,7 @@ def named(name: str, /, **data: Any) -> bytes:
     return f"event: {name}\n".encode() + server_sent({"type": name, **data})
 
 
-class Message(Answer):
+class MessageAnswer(Answer):
     """Of `/v1/messages`."""
 
     __slots__ = ()

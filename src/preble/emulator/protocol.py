@@ -20,10 +20,6 @@ DEFAULT_GENERATE_TOKENS = 128
 """SGLang's default for `/generate`."""
 
 
-class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-
-
 class _Checked(msgspec.Struct):
     """A body that is checked after it is decoded."""
 
@@ -38,7 +34,7 @@ class _Body(_Checked, kw_only=True):
     n: Choices | None = None
     max_tokens: Count | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: bodies.StreamOptions | None = None
     cache_salt: str | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -49,14 +45,14 @@ class _Body(_Checked, kw_only=True):
 
     @property
     def includes_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def check(self) -> None:
         if self.stream_options is not None and not self.stream:
             raise RequestError("stream_options can only be given with stream=true", param="stream_options")
 
 
-class CompletionBody(_Body, kw_only=True):
+class EmulatedCompletion(_Body, kw_only=True):
     prompt: Any
     echo: bool | None = None
     suffix: str | None = None
@@ -91,7 +87,7 @@ class CompletionBody(_Body, kw_only=True):
         raise RequestError("prompt must be a text, a list of token ids, or a list of either", param="prompt")
 
 
-class ChatBody(_Body, kw_only=True):
+class EmulatedChat(_Body, kw_only=True):
     messages: Messages
     max_completion_tokens: Count | None = None
     tools: list[Any] | None = None
@@ -118,24 +114,24 @@ class ChatBody(_Body, kw_only=True):
         return self.max_completion_tokens or self.max_tokens
 
 
-class Sampling(msgspec.Struct):
-    """Sampling parameters, of SGLang or of vLLM."""
+class EmulatedSampling(msgspec.Struct):
+    """EmulatedSampling parameters, of SGLang or of vLLM."""
 
     max_new_tokens: Count | None = None
     max_tokens: Count | None = None
     n: Choices | None = None
 
 
-class GenerateBody(_Checked, kw_only=True):
+class EmulatedGenerate(_Checked, kw_only=True):
     """Of SGLang's `/generate` and vLLM's `/inference/v1/generate`: `text`, `input_ids` or `token_ids`."""
 
     model: str | None = None
     text: str | list[str] | None = None
     input_ids: list[Any] | None = None
     token_ids: list[Any] | None = None
-    sampling_params: Sampling | None = None
+    sampling_params: EmulatedSampling | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: bodies.StreamOptions | None = None
     cache_salt: str | None = None
 
     def check(self) -> None:
@@ -143,11 +139,11 @@ class GenerateBody(_Checked, kw_only=True):
         if sum(given is not None for given in (self.text, self.input_ids, self.token_ids)) != 1:
             raise RequestError("give one of text, input_ids and token_ids", param="text")
 
-    def as_completion(self) -> CompletionBody:
+    def as_completion(self) -> EmulatedCompletion:
         """Return the same request as a completion."""
-        sampling = self.sampling_params or Sampling()
+        sampling = self.sampling_params or EmulatedSampling()
         prompt = next(given for given in (self.text, self.input_ids, self.token_ids) if given is not None)
-        return CompletionBody(
+        return EmulatedCompletion(
             prompt=prompt,
             model=self.model,
             n=sampling.n,
@@ -197,7 +193,7 @@ class TokenizeBody(_Checked):
         check_messages(self.messages or [])
 
 
-def as_rendered(chat: ChatBody | TokenizeBody) -> bodies.ChatBody:
+def as_rendered(chat: EmulatedChat | TokenizeBody) -> bodies.ChatBody:
     """Return a chat as the templates of its model take it, without the messages."""
     return bodies.ChatBody(
         tools=msgspec.Raw(msgspec.json.encode(chat.tools)),

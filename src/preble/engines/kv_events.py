@@ -31,7 +31,7 @@ import structlog
 
 from preble.core.types import BlocksDemoted, BlocksEvicted, CacheCleared, EventsLost, KvEvent, ReplicaId, Tier
 from preble.engines.kv_packed import decode, is_fast
-from preble.engines.kv_sockets import KvEventEndpoints, Message, ReplayUnavailable, replayed
+from preble.engines.kv_sockets import KvEventEndpoints, KvMessage, ReplayUnavailable, replayed
 from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_translation import KvTranslation
 from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_large
@@ -101,7 +101,7 @@ class Line:
     def is_empty(self) -> bool:
         return not self._payloads
 
-    def judge(self, message: Message) -> Verdict:
+    def judge(self, message: KvMessage) -> Verdict:
         if self.last is None or message.seq == self.last + 1:
             return Verdict.NEXT
         if message.seq > self.last:
@@ -109,7 +109,7 @@ class Line:
         same = self._payloads.get(message.seq) == _mark_of(message.payload)
         return Verdict.DUPLICATE if same else Verdict.OTHER_LIFE
 
-    def accept(self, message: Message) -> None:
+    def accept(self, message: KvMessage) -> None:
         self.last = message.seq
         self._payloads[message.seq] = _mark_of(message.payload)
         self._payloads.pop(message.seq - REMEMBERED_MESSAGES, None)
@@ -160,11 +160,11 @@ class EventIntake:
         self._translation.past_is_cut = False
         return replace(self._translation.clear(), is_past=is_past)
 
-    def is_small(self, message: Message) -> bool:
+    def is_small(self, message: KvMessage) -> bool:
         """Return whether the message is soon applied, so that `accept_small` may take it."""
         return len(message.payload) <= SMALL_BYTES
 
-    async def accept(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
+    async def accept(self, message: KvMessage, *, is_past: bool = False) -> Sequence[KvEvent]:
         """Apply the next message. `is_past`: it is replayed, so what it says may have been overtaken since.
 
         Nothing in it can raise.
@@ -185,7 +185,7 @@ class EventIntake:
         self._note_end(message)
         return merged(changes)
 
-    def accept_small(self, message: Message, *, is_past: bool = False) -> Sequence[KvEvent]:
+    def accept_small(self, message: KvMessage, *, is_past: bool = False) -> Sequence[KvEvent]:
         """Do as `accept`, without a pause."""
         self._note_start(message)
         events = decode(message.payload, self._on_bad)
@@ -193,12 +193,12 @@ class EventIntake:
         self._note_end(message)
         return merged(changes)
 
-    def _note_start(self, message: Message) -> None:
+    def _note_start(self, message: KvMessage) -> None:
         if self.line.is_empty and message.seq > 0:
             self._translation.past_is_cut = True
             self.say_once("kv_events_without_their_past", reason="the engine no longer replays the oldest events")
 
-    def _note_end(self, message: Message) -> None:
+    def _note_end(self, message: KvMessage) -> None:
         self.line.accept(message)
         self.counters.messages += 1
 
@@ -358,7 +358,7 @@ class KvEventStream:
         self.has_caught_up = True
         self._silence_s, time_slice = self._idle_check_s, TimeSlice()
 
-        def take_in(messages: Sequence[Message | None]) -> int:
+        def take_in(messages: Sequence[KvMessage | None]) -> int:
             return self._take_in(messages, subscription, time_slice, take)
 
         while not self._closed and not subscription.is_lost():
@@ -373,7 +373,7 @@ class KvEventStream:
                 await self._step(subscription, message, take)
 
     def _take_in(
-        self, messages: Sequence[Message | None], subscription: Subscription, time_slice: TimeSlice, take: Take
+        self, messages: Sequence[KvMessage | None], subscription: Subscription, time_slice: TimeSlice, take: Take
     ) -> int:
         """Apply messages that have just arrived, while nothing waits before them. Returns how many; the others wait.
 
@@ -393,13 +393,13 @@ class KvEventStream:
             take(changes)
         return count
 
-    def _follows_on(self, message: Message) -> bool:
+    def _follows_on(self, message: KvMessage) -> bool:
         """Return whether there is nothing to do about the message but to apply it: nearly always. Saves time alone."""
         if self._resync or self._closed or not self._intake.is_small(message):
             return False
         return self._intake.line.judge(message) is Verdict.NEXT
 
-    async def _step(self, subscription: Subscription, message: Message | None, take: Take) -> None:
+    async def _step(self, subscription: Subscription, message: KvMessage | None, take: Take) -> None:
         """Take one live message after whatever was missed before it; None for a check that nothing was."""
         intake = self._intake
         # A message of a new process can only arrive after the end of the old connection has been noted.
@@ -415,7 +415,7 @@ class KvEventStream:
         if message is not None:
             take(await self._settle(message))
 
-    async def _settle(self, message: Message) -> Sequence[KvEvent]:
+    async def _settle(self, message: KvMessage) -> Sequence[KvEvent]:
         """Apply a live message now that everything before it is there that can still be got."""
         verdict = self._intake.line.judge(message)
         if verdict is Verdict.DUPLICATE:

@@ -70,7 +70,7 @@ def _moved(address: str, by: int) -> str:
 
 
 @dataclass(slots=True)
-class Message:
+class KvMessage:
     """One numbered message of the publisher; never changed."""
 
     seq: int
@@ -81,7 +81,7 @@ class ReplayUnavailable(Exception):
     """Past messages are not available: no endpoint for them, or no answer in time."""
 
 
-async def replayed(endpoints: KvEventEndpoints, start: int, timeout_s: float) -> AsyncGenerator[Message, None]:
+async def replayed(endpoints: KvEventEndpoints, start: int, timeout_s: float) -> AsyncGenerator[KvMessage, None]:
     """Yield past messages from number `start` on, in order, up to the newest.
 
     Some can be missing in the middle: the publisher's own queue to us may overflow.
@@ -163,8 +163,8 @@ async def connected(endpoint: str, new: Callable[[], P]) -> tuple[asyncio.Transp
         raise
 
 
-def message_of(frames: list[bytes]) -> Message | None:
+def message_of(frames: list[bytes]) -> KvMessage | None:
     """[topic, number, payload] as a message, None if it is none."""
     if len(frames) != 3 or len(frames[1]) != 8:
         return None
-    return Message(int.from_bytes(frames[1], "big"), frames[2])
+    return KvMessage(int.from_bytes(frames[1], "big"), frames[2])

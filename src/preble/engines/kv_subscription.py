@@ -21,7 +21,7 @@ from preble.engines.kv_sockets import (
     RECONNECT_MAX_S,
     RECONNECT_S,
     KvEventEndpoints,
-    Message,
+    KvMessage,
     connected,
     message_of,
 )
@@ -48,7 +48,7 @@ _AT_ONCE, _APART_S = 8, 0.001
 """Connections that are read again at once, and the time between two such groups: other tasks go on meanwhile."""
 
 
-TakeIn = Callable[[Sequence[Message | None]], int]
+TakeIn = Callable[[Sequence[KvMessage | None]], int]
 """Deals with messages as they arrive, None for one of another form. Returns how many, of the first; the others wait."""
 
 
@@ -69,7 +69,7 @@ class Subscription:
         self._topic = endpoints.topic.encode()
         self._loop = asyncio.get_running_loop()
         self._connection: _Connection | None = None
-        self._messages: deque[Message | None] = deque()
+        self._messages: deque[KvMessage | None] = deque()
         """None for one that is not of the form that messages have."""
         self._num_bytes = 0
         self._connected = self._lost = self._has_news = False
@@ -142,7 +142,7 @@ class Subscription:
         else:
             self._set_timer()
 
-    def take(self, on_rubbish: Callable[[], None]) -> Message | None:
+    def take(self, on_rubbish: Callable[[], None]) -> KvMessage | None:
         """Return the next message that has arrived, or None. Calls `on_rubbish` for each that cannot be decoded."""
         while self._messages:
             message = self._messages.popleft()
@@ -181,7 +181,7 @@ class Subscription:
             self._connection.is_full = self._is_full()
         self.wake()
 
-    def _num_taken_in(self, arrived: Sequence[Message | None]) -> int:
+    def _num_taken_in(self, arrived: Sequence[KvMessage | None]) -> int:
         """Have those messages dealt with at once that need no more than that; returns how many."""
         if self._take_in is None or self._has_news or self._waiter is None or self._waiter.done():
             return 0

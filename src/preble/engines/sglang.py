@@ -36,7 +36,7 @@ _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate",
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
-class EventSource(msgspec.Struct):
+class SglangEventSource(msgspec.Struct):
     """Where KV events and load are published: data-parallel rank r uses the ports `..._base` + r."""
 
     publisher: str | None = None
@@ -55,7 +55,7 @@ class ServerInfo(msgspec.Struct):
     page_size: int | None = None
     max_total_num_tokens: int | None = None
     enable_cache_report: bool | None = None
-    kv_events: EventSource | None = None
+    kv_events: SglangEventSource | None = None
 
 
 class LoadsAnswer(msgspec.Struct):
@@ -110,14 +110,14 @@ class SglangEngine(ReportingEngine):
         """Return if the engine answers. Not by `/health`, which computes a token each time. Raises: EngineError."""
         (await self.http.ask("/v1/loads")).require_ok()
 
-    def _endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
+    def _endpoints_of(self, source: SglangEventSource | None) -> KvEventEndpoints | None:
         """Return where the events of the first rank are. Raises: EngineProtocolError."""
         if source is None or source.publisher != "zmq" or source.endpoint_port_base is None:
             self._say_no_events()
             return None
         return self._at(source.endpoint_host, source.endpoint_port_base, source.replay_endpoint_port_base, source.topic)
 
-    def _load_endpoints_of(self, source: EventSource | None) -> KvEventEndpoints | None:
+    def _load_endpoints_of(self, source: SglangEventSource | None) -> KvEventEndpoints | None:
         """Return where its first rank's load is, framed as KV events are, with no past. Raises: EngineProtocolError."""
         if source is None or source.load_endpoint_port_base is None:
             return None

@@ -26,7 +26,7 @@ class VersionAnswer(msgspec.Struct):
     version: str
 
 
-class EventSource(msgspec.Struct):
+class VllmEventSource(msgspec.Struct):
     """Where one data-parallel rank publishes its KV events."""
 
     endpoint: str | None = None
@@ -109,7 +109,7 @@ class VllmEngine(ReportingEngine):
 
     def _endpoints_from(self, answer: HttpAnswer) -> tuple[KvEventEndpoints, ...]:
         """Return the endpoints by rank. Raises: EngineError: the answer is not the documented one."""
-        sources: dict[str, EventSource] = answer.decode(dict[str, EventSource])
+        sources: dict[str, VllmEventSource] = answer.decode(dict[str, VllmEventSource])
         by_rank = [sources[rank] for rank in sorted(sources, key=lambda rank: (len(rank), rank))]
         live = [s for s in by_rank if s.enable_kv_cache_events and s.publisher == "zmq" and s.endpoint]
         if not live:

@@ -244,7 +244,7 @@ class Admission(ABC):
         self.leave()
 
 
-class Admitted(Admission):
+class LocalAdmission(Admission):
     """The admission of one request in this process."""
 
     __slots__ = ("_limit", "_parsed", "_terms")

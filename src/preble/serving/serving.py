@@ -35,7 +35,7 @@ from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
-from preble.serving.requests import Admitted, InFlightLimit, ParsedRequest
+from preble.serving.requests import InFlightLimit, LocalAdmission, ParsedRequest
 from preble.serving.scheduler_setup import Scheduling, gateway_name, start_scheduling
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
@@ -271,8 +271,8 @@ class Serving(Intake):
 
     # from a request to a placement
 
-    def admitted(self, parsed: ParsedRequest) -> Admitted:
-        return Admitted(self._in_flight_limit, parsed)
+    def admitted(self, parsed: ParsedRequest) -> LocalAdmission:
+        return LocalAdmission(self._in_flight_limit, parsed)
 
     def place(self, request: Request, parsed: ParsedRequest) -> Coroutine[Any, Any, LocalPlaced]:
         return self._turns.place(request, parsed.terms)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import inf
 
 from preble.config import QueueConfig
-from preble.core.admission.admission import Admission
+from preble.core.admission.admission import FairAdmission
 from preble.core.admission.fair_queue import QueueSettings, Refused
 from preble.core.types import ReplicaId, Request, RequestId
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Started
@@ -44,7 +44,7 @@ class Turns:
         *,
         max_waiting: int,
     ) -> None:
-        self._admission = Admission(dispatcher.placements.scheduler.cost_model)
+        self._admission = FairAdmission(dispatcher.placements.scheduler.cost_model)
         self.configure(config, max_waiting=max_waiting)
         self._limits = limits
         self._dispatcher = dispatcher
@@ -62,7 +62,7 @@ class Turns:
         self._admission.configure(QueueSettings(max_waiting, config.max_wait_s, config.credit_s), config.depth_s)
 
     @property
-    def admission(self) -> Admission:
+    def admission(self) -> FairAdmission:
         """What the group of gateways shares of the turns: who has used how much."""
         return self._admission
 

@@ -40,7 +40,7 @@ class _Running:
     charged_decode_s: float
 
 
-class Admission:
+class FairAdmission:
     """Decides which request goes to the fleet next, and when. Synchronous; `now` must not go back.
 
     The driver calls `next` until it gives nothing, whenever something has changed: after `offer`, `begun`, `ended`, a

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from preble.core.admission.admission import Admission
+from preble.core.admission.admission import FairAdmission
 from preble.core.admission.fair_queue import Refused
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
@@ -76,7 +76,7 @@ class Simulation:
         on_record: Callable[[RequestRecord], None] = lambda record: None,
         on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
         watch: Watch | None = None,
-        admission: Admission | None = None,
+        admission: FairAdmission | None = None,
         tenant_of: Callable[[WorkloadRequest], str] = lambda asked: "",
     ) -> None:
         self._config = config

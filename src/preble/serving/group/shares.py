@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from preble.core.admission.admission import Admission
+from preble.core.admission.admission import FairAdmission
 from preble.core.types import ReplicaId
 from preble.peers.packets import Ejected, Message, Used
 from preble.rules.ejection import Change, EjectionReason, EjectionTable, Standing
@@ -18,7 +18,7 @@ class Shares:
 
     ejection: EjectionTable
     key_limits: KeyLimits
-    admission: Admission
+    admission: FairAdmission
 
     def follow(self, tell: Callable[[Message], None]) -> None:
         """Report each ejection to peers from now on, but for those that a peer reported."""

@@ -92,8 +92,8 @@ class FrontEnd(Intake):
 
     # from a request to a placement
 
-    def admitted(self, parsed: ParsedRequest) -> _Admitted:
-        return _Admitted(self._here, self._link, self._tickets, parsed)
+    def admitted(self, parsed: ParsedRequest) -> RemoteAdmission:
+        return RemoteAdmission(self._here, self._link, self._tickets, parsed)
 
     def place(self, request: Request, parsed: ParsedRequest) -> Coroutine[Any, Any, Placed]:
         return self._place(request, self._tickets[parsed.request_id])
@@ -118,7 +118,7 @@ class FrontEnd(Intake):
             return await self._place(avoiding, ticket)
 
 
-class _Admitted(Admission):
+class RemoteAdmission(Admission):
     """The admission of one request by the scheduler process, or by this one while that is away."""
 
     __slots__ = ("_here", "_link", "_own", "_parsed", "_ticket", "_tickets")

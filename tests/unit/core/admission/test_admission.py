@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from preble.core.admission.admission import Admission
+from preble.core.admission.admission import FairAdmission
 from preble.core.admission.fair_queue import FairQueue, QueueSettings, Waiting
 from preble.core.admission.gate import Gate
 from preble.core.costs.model import CostModel, CostProfile
@@ -22,7 +22,7 @@ class Driver:
     """Offers requests and places what is called up, all of it on one replica."""
 
     def __init__(self, settings: QueueSettings | None = None, depth_s: float = 0.1) -> None:
-        self.admission = Admission(CostModel(PROFILE), settings, depth_s=depth_s)
+        self.admission = FairAdmission(CostModel(PROFILE), settings, depth_s=depth_s)
         self.admission.add_replica(A)
         self.now = 0.0
         self.placed: list[RequestId] = []
@@ -86,7 +86,7 @@ def test_a_tenant_of_twice_the_weight_gets_twice_as_much() -> None:
 
 
 def test_who_shares_a_cached_prefix_pays_for_the_rest_only() -> None:
-    admission = Admission(CostModel(PROFILE))
+    admission = FairAdmission(CostModel(PROFILE))
     admission.add_replica(A)
     for tenant, cached in (("x", 0), ("y", 900)):
         before = admission.used_s(tenant)
