@@ -1,18 +1,24 @@
 """Where `preble` loses: random cases of a wide family under every rule, and cases that it once lost.
 
-    python benchmarks/repro/hard_cases.py                      # the named cases
-    python benchmarks/repro/hard_cases.py --draw 40            # cases 0 to 39 at random; --first 40 for the next ones
-    python benchmarks/repro/hard_cases.py --draw 400 --keep    # keep the distribution and the worst, shrunk
-    python benchmarks/repro/hard_cases.py bimodal-22 burst-40x30000 --seeds 3
+    python benchmarks/repro/hard_cases.py                            # the named cases, one seed
+    python benchmarks/repro/hard_cases.py burst-40x30000 --seeds 3
+    python benchmarks/repro/hard_cases.py --draw 100                 # cases 0 to 99 at random; --first 100: the next
+    python benchmarks/repro/hard_cases.py --worst                    # the worst of those drawn, more seeds, shrunk
+    python benchmarks/repro/hard_cases.py --page                     # only fill in the page from the kept results
+
+Each outcome is kept at once in benchmarks/results/hard_cases.json (`--into FILE`), with a digest of the policy. What is
+kept is not played again. Where it is of another policy, `preble` alone plays again: so a change of the policy is judged
+in minutes by the same commands.
 
 A case has one to three streams of requests: prompts of 50 to 200,000 tokens, shared by few or many, whose popularity
-stays, flips or renews itself; answers as long as chance or their prefix says; sessions that go on and branch; bursts
-about something new. Its replicas may differ, join and be lost, and cache from a tenth of the prefixes to all of them.
+stays, flips or renews itself; answers as long as chance or their prefix says; sessions that go on and branch; clients
+that wait for each answer; bursts about something new. Its replicas may differ, join and be lost, and cache from a tenth
+of the prefixes to all of them.
 
 All rules play the same requests. A rule's run ends as soon as its sums of E2E and of TTFT are both above the best so
-far. A ratio is `preble`'s mean / that of the best other rule, or of least load: above 1 is worse. A drawn case that
-is lost is played again with other seeds, as the best of many rules is partly chance. Then it is shrunk: whatever can be
-left out, halved or evened is, as long as the case stays lost. The same numbers give the same cases and ratios.
+far. A ratio is `preble`'s mean / that of the best other rule, or of least load: above 1 is worse. The best of many
+rules is partly chance, so the worst cases are played again with other seeds. Then they are shrunk: whatever can be left
+out, halved or evened is, as long as the case stays lost. The same numbers give the same cases and ratios.
 """
 
 from __future__ import annotations
@@ -20,73 +26,46 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from hashlib import sha256
-from math import exp, inf, log
+from math import inf
 from pathlib import Path
-from random import Random
-from statistics import median
-from types import MappingProxyType
+from statistics import fmean, median
 
 import msgspec
+from hard_family import NAMED, PROFILE, Case, drawn
+from page import filled, markdown
 
-from preble.core.costs.model import CostModel
 from preble.core.policies.policy import Policy
 from preble.core.policies.registry import make_policy, policy_names
 from preble.lab.metrics.summary import percentile
-from preble.lab.sim import Failure, FailureKind, SimConfig, simulate
+from preble.lab.report import Table
+from preble.lab.sim import simulate
 from preble.lab.sim.memory import fewer_collections
 from preble.lab.sim.watch import Glimpse
-from preble.lab.workloads import Stream, Workload
-from preble.lab.workloads.streams import stream_workload
-from preble.profiles import load_profile
+from preble.lab.workloads import Workload
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "hard_cases.json"
+PAGE = ROOT / "docs" / "evaluation.md"
 DECISIONS = ROOT / "tests" / "golden" / "simulation.preble.jsonl"
 """What `preble` decides in a small run, as a test keeps it: two policies that decide alike are one."""
-PROFILE = load_profile("a6000-mistral-7b")
-COSTS = CostModel(PROFILE)
+FIRST = ("preble", "least_load", "sticky_until_saturated", "slim_router", "lmetric", "llmd_blend", "dynamo_kv")
+"""The rules that are best most often play first, so that the others' runs end early."""
 ABLATION = ("e2_per_request", "e2_rebalance")
-BLOCK_TOKENS = 64
-REQUESTS = (250, 600)
-"""Of a drawn case, about."""
+RULES = tuple(dict.fromkeys((*FIRST, *(name for name in policy_names() if name not in ABLATION))))
+FAR = 4.0
+"""Least load's run ends once its sums are this many times those of `preble`. Then its ratio counts as 1 / this."""
 LOST = 1.05
 """A ratio from which a case counts as lost."""
 KEPT = 10
 TRIES = 12
 """Smaller cases that are played at most."""
+NUMBERS = {"mean E2E": "e2e_s", "mean TTFT": "ttft_s"}
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Streams on a cluster. A stream's `share` is its requests a second. `warm_s`: see `stream_workload`.
-
-    Requests come for `lasting_s` after that, and count then. `kv_tokens`: of a replica, None for the profile's.
-    """
-
-    streams: tuple[Stream, ...]
-    lasting_s: float
-    warm_s: float = 0.0
-    replicas: int = 4
-    kv_tokens: int | None = None
-    speeds: dict[str, float] = {}
-    failures: tuple[Failure, ...] = ()
-
-    def workload(self, seed: int) -> Workload:
-        rps = sum(stream.share for stream in self.streams)
-        return stream_workload(self.streams, rps, self.lasting_s, self.warm_s, seed)
-
-    def config(self, seed: int) -> SimConfig:
-        return SimConfig(
-            profile=PROFILE,
-            replicas=self.replicas,
-            kv_tokens=self.kv_tokens,
-            block_size=BLOCK_TOKENS,
-            seed=seed,
-            speeds=self.speeds,
-            failures=tuple(msgspec.structs.replace(one, time_s=one.time_s + self.warm_s) for one in self.failures),
-        )
+# -- playing ----------------------------------------------------------------------------------------------------------
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -97,25 +76,43 @@ class Numbers(msgspec.Struct, frozen=True):
     ttft_p99_s: dict[str, float]
     failed: int
 
+    def of_all(self) -> Numbers:
+        """Return the numbers of all streams together."""
+        return Numbers(*({"": round(its[""], 4)} for its in (self.e2e_s, self.ttft_s, self.ttft_p99_s)), self.failed)
 
-class Outcome(msgspec.Struct, frozen=True):
-    """What the rules made of a case: by name; without those whose runs ended early."""
 
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What the rules made of a case: by name, without those whose runs ended early. `policy`: `preble`'s digest."""
+
+    case: str
     seed: int
+    policy: str
     by_rule: dict[str, Numbers]
 
-    def ratio(self, number: str, stream: str = "", rule: str | None = None) -> float:
-        """`preble`'s number / the lowest of any other rule, or of `rule`."""
-        of = {name: getattr(its, number)[stream] for name, its in self.by_rule.items()}
-        best = min([value for name, value in of.items() if name != "preble"] if rule is None else [of[rule]])
-        return float(of["preble"] / best)
+    def ratio(self, number: str, rule: str | None = None) -> float:
+        """Return `preble`'s number / the lowest of any other rule, or of `rule`."""
+        of = {name: getattr(its, number)[""] for name, its in self.by_rule.items()}
+        if rule is not None:
+            return float(of["preble"] / of[rule]) if rule in of else 1 / FAR
+        return float(of["preble"] / of[self.best(number)])
 
-    def best(self) -> str:
-        return min((its.e2e_s[""], name) for name, its in self.by_rule.items() if name != "preble")[1]
+    def best(self, number: str = "e2e_s") -> str:
+        """Return the best other rule."""
+        others = [name for name in self.by_rule if name != "preble"]
+        return min(others, key=lambda name: (getattr(self.by_rule[name], number)[""], name))
+
+    def worst(self) -> float:
+        return max(self.ratio("e2e_s"), self.ratio("e2e_s", "least_load"))
+
+    def essence(self) -> Outcome:
+        """Return it without what no ratio needs."""
+        needed = {"preble", "least_load", *(self.best(number) for number in NUMBERS.values())}
+        by_rule = {name: its.of_all() for name, its in self.by_rule.items() if name in needed}
+        return msgspec.structs.replace(self, by_rule=by_rule)
 
 
-class _NoLongerBest:
-    """Ends a run whose sums are above `limits`, of E2E and of TTFT."""
+class _Limits:
+    """Ends a run when its sums are above both of these, of E2E and of TTFT."""
 
     every_s = 5.0
 
@@ -132,10 +129,11 @@ class _NoLongerBest:
         return self._sums[0] > self._limits[0] and self._sums[1] > self._limits[1]
 
 
-def play(case: Case, workload: Workload, policy: Policy, seed: int, limits: tuple[float, float]) -> Numbers | None:
-    """Return what a rule makes of the case; None if it ended early."""
-    watch = _NoLongerBest(case.warm_s, limits)
+def play(case: Case, workload: Workload, policy: Policy, seed: int, means: tuple[float, float]) -> Numbers | None:
+    """Return what a rule makes of the case; None if its means of E2E and of TTFT are sure to be above these."""
+    count = sum((request.arrival_s or inf) >= case.warm_s for request in workload.requests)
     with fewer_collections():
+        watch = _Limits(case.warm_s, (means[0] * count, means[1] * count))
         result = simulate(case.config(seed), workload, policy=policy, watch=watch)
     if result.stopped_s is not None:
         return None
@@ -148,233 +146,48 @@ def play(case: Case, workload: Workload, policy: Policy, seed: int, limits: tupl
                 e2e.setdefault(name, []).append(record.e2e_s)
                 ttft.setdefault(name, []).append(record.ttft_s or 0.0)
     return Numbers(
-        {name: sum(values) / len(values) for name, values in e2e.items()},
-        {name: sum(values) / len(values) for name, values in ttft.items()},
+        {name: fmean(values) for name, values in e2e.items()},
+        {name: fmean(values) for name, values in ttft.items()},
         {name: percentile(values, 99) for name, values in ttft.items()},
         sum(not record.ok for record in result.records),
     )
 
 
-def outcome(case: Case, seed: int, rules: tuple[str, ...] = (), make: Callable[[], Policy] | None = None) -> Outcome:
-    """Play the case under `preble`, least load and all rules, or these. `make`: another policy in `preble`'s place."""
+def outcome(name: str, case: Case, seed: int, rules: Sequence[str] = RULES, known: Outcome | None = None) -> Outcome:
+    """Play the case under `preble` and these rules. `known`: what the others made of it."""
     workload = case.workload(seed)
-    count = len(workload.requests)
-    found: dict[str, Numbers] = {}
-    limits = (inf, inf)
-    for name in dict.fromkeys(("preble", "least_load", *(rules or (n for n in policy_names() if n not in ABLATION)))):
-        policy = make() if make is not None and name == "preble" else make_policy(name)
-        numbers = play(case, workload, policy, seed, (inf, inf) if len(found) < 2 else limits)
+    found = {} if known is None else dict(known.by_rule)
+    found.pop("preble", None)
+    own = play(case, workload, make_policy("preble"), seed, (inf, inf))
+    assert own is not None
+    for rule in rules if known is None else ():
+        means = (inf, inf)
+        if rule == "least_load":
+            means = (FAR * own.e2e_s[""], FAR * own.ttft_s[""])
+        elif found:
+            means = (min(its.e2e_s[""] for its in found.values()), min(its.ttft_s[""] for its in found.values()))
+        numbers = play(case, workload, make_policy(rule), seed, means) if rule != "preble" else None
         if numbers is not None:
-            found[name] = numbers
-        if numbers is not None and name != "preble":
-            limits = (min(limits[0], numbers.e2e_s[""] * count), min(limits[1], numbers.ttft_s[""] * count))
-    return Outcome(seed, found)
+            found[rule] = numbers
+    return Outcome(case=name, seed=seed, policy=policy_digest(), by_rule={"preble": own, **found})
 
 
-# -- cases at random --------------------------------------------------------------------------------------------------
+def case_of(name: str) -> Case:
+    """Return the case with this name; `drawn-7` is the one with number 7."""
+    return drawn(int(name.removeprefix("drawn-"))) if name.startswith("drawn-") else NAMED[name]
 
 
-def _between(rng: Random, low: float, high: float) -> float:
-    """Draw a number whose logarithm is uniform."""
-    return exp(rng.uniform(log(low), log(high)))
-
-
-def _stream(rng: Random, name: str) -> Stream:
-    """A population of prefixes at one request a second."""
-    prefix = int(_between(rng, 50, 200_000))
-    turns = rng.choice((1, 1, 1, 2, 6, 20))
-    return Stream(
-        name=name,
-        prefixes=max(1, int(_between(rng, 1, min(2000, 4_000_000 / prefix)))),
-        prefix_tokens=prefix,
-        question_tokens=int(_between(rng, 20, 2000)) if rng.random() < 0.9 else int(_between(rng, 2000, 50_000)),
-        output_tokens=int(_between(rng, 5, 800)),
-        long_every=(long := rng.choice((0, 0, 0, 5, 20))),
-        long_output_tokens=int(_between(rng, 500, 2000)) if long else 0,
-        zipf=rng.choice((0.0, 0.0, 0.8, 1.1, 1.5)),
-        flip_s=rng.choice((None, None, None, 10.0, 30.0)),
-        renew_s=rng.choice((None, None, None, 60.0)),
-        turns=turns,
-        branches=rng.choice((2, 5, 24)) if turns == 2 else 1,
-        pause_s=rng.choice((0.0, 0.5, 3.0)),
-    )
-
-
-def drawn(number: int) -> Case:
-    """The case of this number."""
-    rng = Random(f"hard case/{number}")
-    replicas = rng.choice((2, 3, 4, 4, 4, 8))
-    names = [f"r{i}" for i in range(replicas)]
-    speeds = {names[0]: _between(rng, 0.25, 0.8)} if rng.random() < 0.15 else {}
-    streams = [_stream(rng, f"s{i}") for i in range(rng.choice((1, 1, 2, 2, 3)))]
-    population = sum(stream.prefixes * stream.prefix_tokens for stream in streams)
-    longest = max(_longest(stream) for stream in streams)
-    held = rng.choice((0.1, 0.3, 0.6, 1.0, 1.0, 4.0))
-    kv_tokens = int(min(max(held * population / replicas + 20_000, 1.3 * longest), max(800_000, 1.3 * longest)))
-    share = min(1.0, kv_tokens * replicas / (population + 1))
-    rest, load = rng.choice(("even", "random")), rng.uniform(0.3, 0.95)
-    weights = [1.0 if rest == "even" else rng.random() + 0.05 for _ in streams]
-    power = replicas - len(speeds) + sum(speeds.values())
-    timed = [
-        msgspec.structs.replace(stream, share=load * power * weight / sum(weights) / _work_s(stream, 1 - 0.8 * share))
-        for stream, weight in zip(streams, weights, strict=True)
-    ]
-    lasting_s = min(max(rng.uniform(*REQUESTS) / sum(stream.share for stream in timed), 20.0), 600.0)
-    if rng.random() < 0.4:
-        timed.append(_burst(rng, lasting_s, load, kv_tokens))
-    failures: tuple[Failure, ...] = ()
-    if (chance := rng.random()) < 0.15:
-        kind = FailureKind.LOST if chance < 0.05 else FailureKind.ADDED
-        who = names[-1] if kind is FailureKind.LOST else "new"
-        failures = (Failure(round(lasting_s / 3, 1), kind, who),)
-        if kind is FailureKind.ADDED and rng.random() < 0.5:
-            speeds["new"] = _between(rng, 0.25, 1.0)
-    warm_s = rng.choice((0.0, 1.0)) * sum(s.prefixes * COSTS.prefill_s(s.prefix_tokens) for s in streams) / power / 0.6
-    return Case(
-        streams=tuple(timed),
-        lasting_s=round(lasting_s, 1),
-        warm_s=round(min(warm_s, 300.0), 1),
-        replicas=replicas,
-        kv_tokens=kv_tokens,
-        speeds=speeds,
-        failures=failures,
-    )
-
-
-def _burst(rng: Random, lasting_s: float, load: float, kv_tokens: int) -> Stream:
-    """Many questions about something new within a few seconds."""
-    during_s, at_s = _between(rng, 0.5, 10.0), rng.uniform(0.2, 0.6) * lasting_s
-    prefix = int(min(_between(rng, 500, 100_000), kv_tokens / 2))
-    questions = _between(rng, 10, 200 * load)
-    return Stream(
-        name="burst",
-        share=questions / during_s,
-        from_s=at_s,
-        until_s=at_s + during_s,
-        prefixes=1,
-        prefix_tokens=prefix,
-        question_tokens=60,
-        output_tokens=int(_between(rng, 10, 200)),
-    )
-
-
-def _longest(stream: Stream) -> int:
-    """Tokens of its longest request."""
-    answer = max(stream.output_tokens, stream.long_output_tokens)
-    return stream.prefix_tokens + stream.turns * (stream.question_tokens + answer)
-
-
-def _work_s(stream: Stream, missed: float) -> float:
-    """Seconds of a replica that one of its requests takes, where this share of prefixes is computed; roughly."""
-    said = stream.prefix_tokens + (stream.turns - 1) / 2 * (stream.question_tokens + stream.output_tokens)
-    answer = stream.output_tokens
-    if stream.long_every:
-        answer += (stream.long_output_tokens - answer) // stream.long_every
-    prefill_s = COSTS.prefill_s(stream.question_tokens, int(said)) + missed * COSTS.prefill_s(stream.prefix_tokens)
-    return prefill_s + COSTS.decode_s(answer, said)
-
-
-# -- cases with names -------------------------------------------------------------------------------------------------
-
-TOOLS = Stream(
-    name="tools", share=12.0, prefixes=300, prefix_tokens=1800, question_tokens=80, output_tokens=40, zipf=1.1
-)
-
-
-def _questions(count: int, tokens: int, *times_s: float) -> Iterator[Stream]:
-    for at_s in times_s:
-        yield Stream(
-            name=f"document at {at_s:g} s",
-            share=float(count),
-            from_s=at_s,
-            until_s=at_s + 1.0,
-            prefixes=1,
-            prefix_tokens=tokens,
-            question_tokens=60,
-            output_tokens=30,
-        )
-
-
-def _named() -> Iterator[tuple[str, Case]]:
-    for count in (40, 150):
-        for tokens in (6_000, 15_000, 30_000, 100_000):
-            kv_tokens = 400_000 if tokens == 100_000 else None
-            streams = (TOOLS, *_questions(count, tokens, 15.0, 30.0, 45.0))
-            yield f"burst-{count}x{tokens}", Case(streams=streams, lasting_s=60.0, kv_tokens=kv_tokens)
-    lengths = Stream(
-        name="answers",
-        prefixes=40,
-        prefix_tokens=1500,
-        question_tokens=60,
-        output_tokens=10,
-        long_every=10,
-        long_output_tokens=2000,
-    )
-    for rate in (22.3, 33.5):
-        yield (
-            f"bimodal-{rate:.0f}",
-            Case(streams=(msgspec.structs.replace(lengths, share=rate),), lasting_s=700 / rate),
-        )
-    fan = Stream(
-        name="agents", share=50.0, prefixes=100_000, prefix_tokens=3300, question_tokens=120, turns=2, branches=24
-    )
-    yield "fan-out", Case(streams=(msgspec.structs.replace(fan, output_tokens=60),), lasting_s=25.0)
-    late = tuple(Failure(15.0, FailureKind.ADDED, name) for name in ("late1", "late2"))
-    yield (
-        "late-slow",
-        Case(
-            streams=(msgspec.structs.replace(TOOLS, share=25.0),),
-            lasting_s=45.0,
-            replicas=2,
-            failures=late,
-            speeds={"late1": 0.4, "late2": 0.4},
-        ),
-    )
-    waves = (msgspec.structs.replace(TOOLS, share=60.0), *_questions(150, 6_000, 10.0, 50.0))
-    yield "batch-online", Case(streams=waves, lasting_s=60.0, warm_s=20.0)
-    loops = Stream(
-        name="clients", share=720.0, until_s=1.0, prefixes=24, prefix_tokens=10_000, question_tokens=60, turns=30
-    )
-    yield "closed-docs", Case(streams=(msgspec.structs.replace(loops, output_tokens=60),), lasting_s=2.0)
-    own = Stream(name="own", share=0.45, prefixes=1, prefix_tokens=0, question_tokens=30_000, output_tokens=40)
-    shared = msgspec.structs.replace(TOOLS, name="shared", share=8.55, prefixes=20)
-    yield "bimodal-own", Case(streams=(own, shared), lasting_s=80.0)
-    documents = Stream(
-        name="documents", share=0.135, prefixes=6, prefix_tokens=150_000, question_tokens=100, output_tokens=50
-    )
-    others = Stream(name="others", share=0.765, prefixes=1, prefix_tokens=300, question_tokens=700, output_tokens=100)
-    yield "hugekv", Case(streams=(documents, others), lasting_s=280.0, kv_tokens=450_000)
-    chats = Stream(name="chats", share=8.82, prefixes=1, prefix_tokens=0, question_tokens=50, output_tokens=120)
-    rare = Stream(
-        name="documents", share=0.18, prefixes=4, prefix_tokens=100_000, question_tokens=60, output_tokens=100
-    )
-    yield "chatdoc", Case(streams=(chats, rare), lasting_s=60.0, kv_tokens=250_000)
-    few = Stream(
-        name="few", share=40.0, prefixes=40, prefix_tokens=1500, question_tokens=200, output_tokens=40, zipf=1.5
-    )
-    yield (
-        "flip",
-        Case(streams=(msgspec.structs.replace(few, flip_s=10.0),), lasting_s=50.0, warm_s=10.0, kv_tokens=60_000),
-    )
-    news = msgspec.structs.replace(few, prefixes=10, zipf=1.5, renew_s=20.0)
-    yield "flip-new", Case(streams=(news,), lasting_s=50.0, warm_s=3.0, kv_tokens=60_000)
-    hot = Stream(name="hot", share=60.0, prefixes=1, prefix_tokens=1800, question_tokens=80, output_tokens=40)
-    yield "hot-prefix", Case(streams=(hot,), lasting_s=20.0)
-    usual = Stream(name="usual", share=18.0, question_tokens=200, output_tokens=40, zipf=1.0, renew_s=120.0)
-    yield "drift", Case(streams=(usual,), lasting_s=60.0, warm_s=20.0, kv_tokens=60_000)
-    newdoc = Stream(name="document", share=4.0, prefixes=1, prefix_tokens=30_000, from_s=15.0, output_tokens=20)
-    yield "new-document", Case(streams=(msgspec.structs.replace(TOOLS), newdoc), lasting_s=60.0, warm_s=20.0)
-
-
-NAMED = MappingProxyType(dict(_named()))
+def policy_digest() -> str:
+    """Return a digest of what `preble` decides today."""
+    return sha256(DECISIONS.read_bytes()).hexdigest()[:12]
 
 
 # -- shrinking --------------------------------------------------------------------------------------------------------
 
 
-def loss(case: Case, seeds: tuple[int, ...], rules: tuple[str, ...] = ()) -> float:
-    """The mean over the seeds of `preble`'s mean E2E / the best rule's."""
-    return sum(outcome(case, seed, rules).ratio("e2e_s") for seed in seeds) / len(seeds)
+def loss(case: Case, seeds: tuple[int, ...], rules: Sequence[str] = RULES) -> float:
+    """Return the mean over the seeds of `preble`'s mean E2E / the best rule's."""
+    return fmean(outcome("", case, seed, rules).ratio("e2e_s") for seed in seeds)
 
 
 def _smaller(case: Case) -> Iterator[Case]:
@@ -403,8 +216,8 @@ def _smaller(case: Case) -> Iterator[Case]:
             yield change(case, streams=(*case.streams[:i], change(stream, **fields), *case.streams[i + 1 :]))
 
 
-def shrunk(case: Case, seeds: tuple[int, ...], rules: tuple[str, ...], say: Callable[[str], None]) -> Case:
-    """The smallest case found, in `TRIES`, that still loses at least half as much to these rules."""
+def shrunk(case: Case, seeds: tuple[int, ...], rules: Sequence[str], say: Callable[[str], None]) -> Case:
+    """Return the smallest case found, in `TRIES`, that still loses at least half as much to these rules."""
     least = 1 + max(loss(case, seeds, rules) - 1, LOST - 1) / 2
     found, tries = True, 0
     while found:
@@ -424,12 +237,51 @@ def shrunk(case: Case, seeds: tuple[int, ...], rules: tuple[str, ...], say: Call
     return case
 
 
-# -- the command ------------------------------------------------------------------------------------------------------
+# -- what is kept -----------------------------------------------------------------------------------------------------
 
 
-def policy_digest() -> str:
-    """A digest of what `preble` decides today."""
-    return sha256(DECISIONS.read_bytes()).hexdigest()[:12]
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A case that was among the worst of those drawn: mean E2E over the best rule with each seed, and the smallest case
+    found that loses like it."""
+
+    case: str
+    policy: str
+    ratios: list[float]
+    best: str
+    smallest: Case
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """`commit`: on which the last outcome was made. `outcomes`: one for each case and seed."""
+
+    commit: str = ""
+    outcomes: list[Outcome] = []
+    worst: list[Kept] = []
+
+    def drawn(self) -> list[Outcome]:
+        return [one for one in self.outcomes if one.case.startswith("drawn-")]
+
+    def named(self, name: str) -> list[Outcome]:
+        return [one for one in self.outcomes if one.case == name]
+
+    def policies(self) -> set[str]:
+        """Return the digests of all policies that it is of."""
+        return {one.policy for one in (*self.outcomes, *self.worst)}
+
+
+def read_result(path: Path) -> Result:
+    """Return what is kept there."""
+    return msgspec.json.decode(path.read_bytes(), type=Result) if path.exists() else Result()
+
+
+def _write(result: Result, path: Path) -> None:
+    result.commit = _commit()
+    lines = b",\n  ".join(msgspec.json.encode(one) for one in result.outcomes)
+    worst = b",\n  ".join(msgspec.json.encode(one) for one in result.worst)
+    text = b'{\n "commit": %s,\n "outcomes": [\n  %s\n ],\n "worst": [\n  %s\n ]\n}\n'
+    new = path.with_suffix(".new")
+    new.write_bytes(text % (msgspec.json.encode(result.commit), lines, worst))
+    new.replace(path)
 
 
 def _commit() -> str:
@@ -437,91 +289,101 @@ def _commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """A drawn case that loses: its ratio over the best rule with each seed, and the smallest case like it."""
-
-    number: int
-    ratios: list[float]
-    best: str
-    smallest: Case
-
-
-class Result(msgspec.Struct, frozen=True):
-    """`policy`: the digest of the one that made it; `commit`: on which it was made. `drawn`: how many cases. `ratios`:
-    of what against whom -> 5th percentile, median and 95th. `worst`: the cases that lose most."""
-
-    policy: str
-    commit: str
-    drawn: int
-    ratios: dict[str, list[float]]
-    worst: list[Kept]
-
-
-def row(name: str, of: Outcome) -> str:
-    preble = of.by_rule["preble"]
-    return (
-        f"{name:22}{of.seed:4} {preble.e2e_s['']:8.2f}{of.ratio('e2e_s'):7.3f}{of.ratio('ttft_s'):7.3f}"
-        f"{of.ratio('ttft_p99_s'):7.3f}  {of.ratio('e2e_s', rule='least_load'):6.3f}"
-        f"{of.ratio('ttft_s', rule='least_load'):7.3f}  {of.best()}"
-        + (f"  failed {preble.failed}" if preble.failed else "")
-    )
-
+# -- the command ------------------------------------------------------------------------------------------------------
 
 HEADER = f"{'case':22}seed  E2E, s    E2E   TTFT    p99  LL E2E   TTFT  best other"
 
 
-def _drawn_outcome(number: int) -> Outcome:
-    return outcome(drawn(number), number)
-
-
-def search(numbers: range, jobs: int) -> Result:
-    """Play the cases of these numbers, and look closer at those that lose most."""
-    print(HEADER)
-    found: dict[int, Outcome] = {}
-    with ProcessPoolExecutor(jobs) as pool:
-        for number, of in zip(numbers, pool.map(_drawn_outcome, numbers), strict=True):
-            found[number] = of
-            print(row(f"drawn-{number}", of), flush=True)
-    ratios = {
-        f"{label} over {'the best rule' if rule is None else 'least load'}": _spread(
-            [of.ratio(name, rule=rule) for of in found.values()]
-        )
-        for label, name in (("mean E2E", "e2e_s"), ("mean TTFT", "ttft_s"))
-        for rule in (None, "least_load")
-    }
-    for label, (low, middle, high) in ratios.items():
-        print(f"{label}: 5 % {low:.3f}, median {middle:.3f}, 95 % {high:.3f}")
-    worst = sorted(found, key=lambda number: -_worst(found[number]))[:KEPT]
-    return Result(
-        policy_digest(),
-        _commit(),
-        len(numbers),
-        ratios,
-        [_closer(number, found[number]) for number in worst if _worst(found[number]) >= LOST],
+def row(of: Outcome) -> str:
+    preble = of.by_rule["preble"]
+    return (
+        f"{of.case:22}{of.seed:4} {preble.e2e_s['']:8.2f}{of.ratio('e2e_s'):7.3f}{of.ratio('ttft_s'):7.3f}"
+        f"{preble.ttft_p99_s['']:7.2f}  {of.ratio('e2e_s', 'least_load'):6.3f}"
+        f"{of.ratio('ttft_s', 'least_load'):7.3f}  {of.best()}" + (f"  failed {preble.failed}" if preble.failed else "")
     )
 
 
-def _worst(of: Outcome) -> float:
-    return max(of.ratio("e2e_s"), of.ratio("e2e_s", rule="least_load"))
+def _outcome(name: str, seed: int, known: Outcome | None) -> Outcome:
+    return outcome(name, case_of(name), seed, known=known).essence()
 
 
-def _closer(number: int, of: Outcome) -> Kept:
-    seeds = tuple(number + 1000 * i for i in (1, 2, 3))
-    again = [outcome(drawn(number), seed) for seed in seeds]
+def run(asked: list[tuple[str, int]], path: Path, jobs: int) -> None:
+    """Play the cases with these names and seeds, as far as today's policy has not, and keep their outcomes."""
+    result, today = read_result(path), policy_digest()
+    places = {(one.case, one.seed): place for place, one in enumerate(result.outcomes)}
+    known = {key: result.outcomes[place] for key, place in places.items()}
+    print(HEADER)
+    with ProcessPoolExecutor(jobs) as pool:
+        missing = [key for key in asked if key not in known or known[key].policy != today]
+        for done in as_completed([pool.submit(_outcome, *key, known.get(key)) for key in missing]):
+            one = done.result()
+            if (one.case, one.seed) in places:
+                result.outcomes[places[one.case, one.seed]] = one
+            else:
+                result.outcomes.append(one)
+            _write(result, path)
+            print(row(one), flush=True)
+
+
+def closer(path: Path) -> None:
+    """Play the worst of the drawn cases with more seeds, shrink those that stay lost, and keep them."""
+    result, today = read_result(path), policy_digest()
+    known = {one.case: one for one in result.worst if one.policy == today}
+    worst = sorted(result.drawn(), key=Outcome.worst)[-KEPT:]
+    found = []
+    for of in reversed([one for one in worst if one.worst() >= LOST]):
+        found.append(known.get(of.case) or _closer(of))
+        result.worst = found
+        _write(result, path)
+
+
+def _closer(of: Outcome) -> Kept:
+    seeds = tuple(of.seed + 1000 * i for i in (1, 2, 3))
+    again = [outcome(of.case, case_of(of.case), seed) for seed in seeds]
     ratios = [round(one.ratio("e2e_s"), 3) for one in (of, *again)]
-    print(f"drawn-{number}: {ratios} of {of.best()}", flush=True)
-    smallest = drawn(number)
-    if sum(ratios) / len(ratios) >= LOST:
+    print(f"{of.case}: {ratios} of {of.best()}", flush=True)
+    smallest = case_of(of.case)
+    if fmean(ratios) >= LOST:
         smallest = shrunk(smallest, seeds[:2], (of.best(),), lambda text: print(text, flush=True))
-    return Kept(number, ratios, of.best(), smallest)
+    return Kept(case=of.case, policy=policy_digest(), ratios=ratios, best=of.best(), smallest=smallest)
 
 
-def _spread(values: list[float]) -> list[float]:
-    return [round(value, 4) for value in (percentile(values, 5), median(values), percentile(values, 95))]
+# -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def _named_outcome(asked: tuple[str, int]) -> Outcome:
-    return outcome(NAMED[asked[0]], asked[1])
+def tables(result: Result) -> dict[str, str]:
+    """Return the page's tables by the name of their markers."""
+    spread = []
+    for label, number in NUMBERS.items():
+        for rule in (None, "least_load"):
+            ratios = [one.ratio(number, rule) for one in result.drawn()]
+            cells = [f"{value:.2f}" for value in (percentile(ratios, 5), median(ratios), percentile(ratios, 95))]
+            spread.append([f"{label} over {'the best other rule' if rule is None else 'least load'}", *cells])
+    lost = [
+        [one.case, f"{one.ratio('e2e_s'):.2f}", f"{one.ratio('e2e_s', 'least_load'):.2f}", one.best()]
+        for one in sorted(result.drawn(), key=lambda one: -one.worst())
+        if one.worst() > LOST
+    ]
+    named = []
+    for name in NAMED:
+        if found := result.named(name):
+            cells = [f"{fmean(one.ratio(number) for one in found):.2f}" for number in NUMBERS.values()]
+            named.append([name, *cells, f"{fmean(one.ratio('e2e_s', 'least_load') for one in found):.2f}"])
+    caption = f"{len(result.drawn())} cases; policy {', '.join(sorted(result.policies()))}, made on {result.commit}."
+    over = "mean E2E over the best other rule"
+    return {
+        "value:hard-rules": str(len(RULES) - 1),
+        "hard-spread": markdown(Table(("", "5 % are below", "half", "95 %"), spread, caption)),
+        "hard-lost": markdown(Table(("case", over, "over least load", "best other rule"), lost, "One seed a case.")),
+        "hard-named": markdown(
+            Table(("case", over, "mean TTFT over it", "mean E2E over least load"), named, "Means over the seeds.")
+        ),
+    }
+
+
+def draw_page(result: Result) -> None:
+    """Fill in the page's tables."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), tables(result)), encoding="utf-8")
 
 
 def main() -> None:
@@ -530,21 +392,23 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="of the named cases")
     parser.add_argument("--draw", type=int, default=0, metavar="N", help="N cases at random instead")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="of the drawn cases")
-    parser.add_argument("--keep", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--worst", action="store_true", help="look closer at the worst of those drawn")
+    parser.add_argument("--page", action="store_true", help="fill in docs/evaluation.md from the kept results")
+    parser.add_argument("--into", type=Path, default=RESULT, metavar="FILE", help="where outcomes are kept")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     if unknown := set(options.cases) - set(NAMED):
         parser.error(f"there is no case {', '.join(sorted(unknown))}")
-    if options.draw:
-        result = search(range(options.first, options.first + options.draw), options.jobs)
-        if options.keep:
-            RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
-        return
-    print(HEADER)
-    asked = [(name, seed) for name in options.cases or NAMED for seed in range(options.seeds)]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for (name, _), of in zip(asked, pool.map(_named_outcome, asked), strict=True):
-            print(row(name, of), flush=True)
+    if options.page:
+        draw_page(read_result(options.into))
+    elif options.worst:
+        closer(options.into)
+    elif options.draw:
+        numbers = range(options.first, options.first + options.draw)
+        run([(f"drawn-{number}", number) for number in numbers], options.into, options.jobs)
+    else:
+        names = options.cases or list(NAMED)
+        run([(name, seed) for name in names for seed in range(options.seeds)], options.into, options.jobs)
 
 
 if __name__ == "__main__":

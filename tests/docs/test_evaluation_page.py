@@ -20,6 +20,17 @@ def test_a_drawn_case_is_the_same_whenever_it_is_drawn_and_its_smaller_ones_can_
             smaller.config(seed=0)
 
 
+def test_the_drawn_and_named_cases_on_the_page_are_of_todays_policy() -> None:
+    search = script("benchmarks/repro/hard_cases.py")
+    result = search.read_result(search.RESULT)
+    assert len(result.drawn()) >= 30
+    assert result.policies() == {search.policy_digest()}, "play them again: --draw, --seeds and --worst; then --page"
+    page = search.PAGE.read_text(encoding="utf-8")
+    for name, table in search.tables(result).items():
+        assert f"<!-- {name} -->" in page
+        assert table in page, "fill it in: python benchmarks/repro/hard_cases.py --page"
+
+
 def test_every_figure_of_the_page_is_there_and_no_other() -> None:
     page = (ROOT / "benchmarks" / "EVALUATION.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"evaluation/([\w-]+\.svg)\)", page))

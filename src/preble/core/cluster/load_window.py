@@ -71,6 +71,7 @@ class LoadWindow:
         self._finished: deque[tuple[float, ReplicaIndex, int]] = deque()
         self._all_output_tokens = 0
         self._num_placed = 0
+        self._all_prompt_tokens = 0
         self._began_at: float | None = None
 
     def use(self, cost_model: CostModel) -> None:
@@ -118,6 +119,7 @@ class LoadWindow:
         self._find_next_expiry()
         self._all_output_tokens -= self._output_tokens[replica]
         self._num_placed -= self.num_requests[replica]
+        self._all_prompt_tokens -= self._prompt_tokens[replica]
         self.num_requests[replica] = self._prompt_tokens[replica] = 0
         self._num_finished[replica] = self._output_tokens[replica] = 0
         self._prefill_s[replica] = 0.0
@@ -139,6 +141,7 @@ class LoadWindow:
         if self._oldest_use is None:
             self._oldest_use = entry
         self._num_placed += 1
+        self._all_prompt_tokens += num_prompt_tokens
         self.num_requests[replica] = self.num_requests[replica] + 1
         self._prefill_s[replica] = self._prefill_s[replica] + prefill_s
         self._prompt_tokens[replica] = self._prompt_tokens[replica] + num_prompt_tokens
@@ -152,6 +155,7 @@ class LoadWindow:
             return False
         entry.replica = None
         self._num_placed -= 1
+        self._all_prompt_tokens -= entry.num_prompt_tokens
         self.num_requests[replica] -= 1
         self._prompt_tokens[replica] -= entry.num_prompt_tokens
         self._prefill_s[replica] = (
@@ -194,6 +198,11 @@ class LoadWindow:
             self._count_output(replica, -1, -output_tokens)
         self._find_next_expiry()
         return dropped
+
+    @property
+    def mean_prompt_tokens(self) -> float:
+        """Mean length of the prompts placed in the window, on all replicas; 0 where there was none."""
+        return self._all_prompt_tokens / self._num_placed if self._num_placed else 0.0
 
     @property
     def mean_answer_tokens(self) -> float:
@@ -240,6 +249,7 @@ class LoadWindow:
     def check(self) -> None:
         """Assert that the sums agree with the entries. O(n x replicas); for tests."""
         assert self._num_placed == sum(self.num_requests)
+        assert self._all_prompt_tokens == sum(self._prompt_tokens)
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
         for replica in map(ReplicaIndex, range(len(self.num_requests))):
             mine = [entry for entry in self.entries() if entry.replica == replica]

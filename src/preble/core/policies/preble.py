@@ -13,9 +13,15 @@ the delay is the sum of
 
     v (W_i + P_i)                    its own first token waits for what is queued, then for its own prefill
   + N_i P_i                          who is there already stands still while its prompt is computed
-  + v crowding r P_i (W_i + P_i/2)   who comes while this work is queued or computed waits for it as well
+  + v crowding r D_i                 who comes while this work is queued or computed waits for it as well, or turns away
   + 2 min(o N_i, O_i) d              decoding together: it slows the others down, and they slow it down
   + M_i                              what must be evicted for it will be computed again
+
+D_i is the wait of those who come, added up over the time that the prefill is in the queue or computed: the integral of
+the work that is left then, from W_i + P_i down to W_i, of which nobody waits for more than E_i. For who comes may go to
+another replica, where the least W of all others waits, and pay for a prompt there: `_TURNING_AWAY` times the prefill of
+one of mean length. Where prompts are alike D_i is P_i (W_i + P_i/2). But a document of 100,000 tokens does not hold up
+the chats that come in the half minute that it takes: they go elsewhere, as long as there is a replica where they can.
 
 A prefix that keeps its holders busy is not paid for by the request that first takes it to a further replica, since the
 next ones will want it there. Of a piece of the prompt that another replica holds and i does not, P_i counts the part
@@ -64,6 +70,10 @@ _RELIEF: Final = 2.0
 """What a second that a copy takes off the other holders is worth, in seconds of prefill: who waits there gains, too."""
 
 
+_TURNING_AWAY: Final = 2.0
+"""Prefills that one costs which is computed elsewhere: itself, and about as much for those whom it holds up there."""
+
+
 class Preble:
     """Least added delay. Stateless; O(replicas + depth) per request.
 
@@ -96,6 +106,7 @@ class _Delays(Sequence[Candidate]):
         "_again",
         "_crowd",
         "_crowding",
+        "_elsewhere_s",
         "_expected_tokens",
         "_has_room",
         "_ids",
@@ -134,6 +145,10 @@ class _Delays(Sequence[Candidate]):
         self._again = view.recomputed_share
         self._prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
         self._has_room: list[bool] = []
+        mean_s = view.cost_model.prefill_s(int(view.mean_prompt_tokens))
+        self._elsewhere_s = _least_of_others(
+            [_TURNING_AWAY * mean_s + self._waiting_s[replica] for replica in replicas]
+        )
 
     def least(self, view: ClusterView, rng: Random) -> int:
         """Return the position of the replica with the least delay, ties at random."""
@@ -190,8 +205,9 @@ class _Delays(Sequence[Candidate]):
     def _prefill_delay_s(self, i: int, replica: ReplicaIndex, prefill_s: float) -> float:
         slowness = 1.0 if self._slowness is None else self._slowness[i]
         own = (prefill_s if self._loading_s is None else prefill_s + self._loading_s[i]) * slowness
-        others = self._ttft_value + self._num_requests[replica]
-        return own * (others + self._crowd * (self._waiting_s[replica] + own / 2))
+        waiting, elsewhere = self._waiting_s[replica], self._elsewhere_s[i]
+        held_up = _wait_s(waiting + own, elsewhere) - _wait_s(waiting, elsewhere)
+        return own * (self._ttft_value + self._num_requests[replica]) + self._crowd * held_up
 
     def _shared_prefill_s(self, view: ClusterView, matched: int) -> float:
         """Return seconds of prefill where `matched` tokens are cached, less what later users of a copy pay."""
@@ -208,6 +224,23 @@ class _Delays(Sequence[Candidate]):
             relief_s = piece.later_uses(piece_s) * hit_s / (piece.holders + 1)
             paid_s += min(piece_s * square / (1.0 + square), _RELIEF * relief_s)
         return whole_s - paid_s
+
+
+def _least_of_others(values: list[float]) -> list[float]:
+    """For each value, the least of the others; infinity where there is no other."""
+    least = second = inf
+    for value in values:
+        if value < least:
+            least, second = value, least
+        elif value < second:
+            second = value
+    return [second if value == least else least for value in values]
+
+
+def _wait_s(work_s: float, most_s: float) -> float:
+    """Waits added up while this work is done: who comes waits for what is left of it, and at most `most_s`."""
+    waited_s = min(work_s, most_s)
+    return waited_s * (work_s - waited_s / 2)
 
 
 def _reason(view: ClusterView, matched: int, best: int) -> Reason:

@@ -174,6 +174,11 @@ class ClusterView:
         return self._window.mean_output_tokens
 
     @property
+    def mean_prompt_tokens(self) -> float:
+        """Mean length of the prompts placed in the window, on any replica; 0 where there was none."""
+        return self._window.mean_prompt_tokens
+
+    @property
     def expected_output_tokens(self) -> float:
         """Length of the answer to expect, from earlier answers to what this prompt begins with. O(depth)."""
         return self._cluster.expected_output_tokens(self.match.path)

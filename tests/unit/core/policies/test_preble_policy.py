@@ -58,6 +58,21 @@ def test_the_delay_is_the_sum_of_its_five_terms() -> None:
     assert (placement.replica_id, placement.reason) == (B, Reason.EXPLORE)
 
 
+@pytest.mark.parametrize(("waiting_elsewhere", "held_up_s"), [(0, 0.2 * (10 - 0.1)), (20_000, 10 * 10 / 2)])
+def test_who_comes_turns_away_from_a_long_prompt_where_another_replica_is_sooner(
+    waiting_elsewhere: int, held_up_s: float
+) -> None:
+    made = cluster(A, B, capacity=100_000)
+    for i in range(40):
+        ask(made, f"chat {i}", tokens(i, 100), now=float(i))
+        made.on_finish(RequestId(f"chat {i}"), 1, i + 0.5)
+    if waiting_elsewhere:
+        ask(made, "waits", [*range(waiting_elsewhere)], now=40.0, only=B)
+    placement = ask(made, "long", [*range(500_000, 510_000)], now=40.0)
+    rate = (40 + bool(waiting_elsewhere)) / 40.0 / 2
+    assert candidate(placement, A).prefill_s == pytest.approx(10 * 4.0 + 16 * rate * held_up_s)
+
+
 def decoding_slows(answer_s: float) -> float:
     """The delay that decoding together adds on A, after 20 answers of 21 tokens that took `answer_s` each."""
     made = cluster(A, B)
