@@ -227,7 +227,7 @@ class _Delays(Sequence[Candidate]):
 
 
 def _least_of_others(values: list[float]) -> list[float]:
-    """For each value, the least of the others; infinity where there is no other."""
+    """Return for each value the least of the others; infinity where there is no other."""
     least = second = inf
     for value in values:
         if value < least:
@@ -238,7 +238,7 @@ def _least_of_others(values: list[float]) -> list[float]:
 
 
 def _wait_s(work_s: float, most_s: float) -> float:
-    """Waits added up while this work is done: who comes waits for what is left of it, and at most `most_s`."""
+    """Return the waits, added up, while this work is done: who comes waits for what is left of it, and at most `most_s`."""
     waited_s = min(work_s, most_s)
     return waited_s * (work_s - waited_s / 2)
 
