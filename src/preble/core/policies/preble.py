@@ -238,7 +238,7 @@ def _least_of_others(values: list[float]) -> list[float]:
 
 
 def _wait_s(work_s: float, most_s: float) -> float:
-    """Return the waits, added up, while this work is done: who comes waits for what is left of it, and at most `most_s`."""
+    """Return the waits, added up, while this work is done: who comes waits for what is left, at most for `most_s`."""
     waited_s = min(work_s, most_s)
     return waited_s * (work_s - waited_s / 2)
 
