@@ -26,6 +26,8 @@ from preble.build import commit
 from preble.config import AuthConfig, HealthConfig, LimitsConfig, ReplicaConfig
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.server import EmulatorServer
+from preble.engines import connect
+from preble.errors import EngineRefused
 from preble.gateway.server import Gateway
 from preble.prompts.endpoints.table import ENDPOINTS
 from support.gateways import gateway_before, idle
@@ -278,7 +280,7 @@ async def test_pages_for_probes_and_clients() -> None:
             async with cluster.http.get(f"/{link}") as answer:
                 assert answer.status == 200, link
         async with cluster.http.get("/version") as answer:
-            assert await answer.json() == {"version": __version__, "commit": commit()}
+            assert await answer.json() == {"server": "preble", "version": __version__, "commit": commit()}
         async with cluster.http.post(cluster.servers[0].url + "/v1/load_lora_adapter", json={"lora_name": "a"}):
             pass
         await eventually(lambda: "a" in cluster.gateway.serving.replicas.models())
@@ -290,6 +292,21 @@ async def test_pages_for_probes_and_clients() -> None:
             assert await answer.json() == cards["a"]
         async with cluster.http.get("/v1/models/none") as answer:
             assert answer.status == 404 and (await answer.json())["error"]["code"] == "model_not_found"
+
+
+async def test_a_gateway_is_no_replica_of_another_one_unless_somebody_says_so() -> None:
+    async with emulated() as cluster:
+        url = str(cluster.gateway.url)
+        for engine in ("auto", "openai"):
+            server = connect(url, engine)
+            try:
+                found = await server.probe()
+            except EngineRefused as error:
+                assert engine == "auto" and f"{url} is a Preble gateway, not a replica" in str(error)
+            else:
+                assert (engine, found.info.engine) == ("openai", "openai") and found.info.models == ("tiny-cpu",)
+            finally:
+                await server.close()
 
 
 async def test_an_empty_model_is_the_replicas_only_one() -> None:

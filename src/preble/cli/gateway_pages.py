@@ -53,13 +53,11 @@ def ask(url: str, api_key: str | None = None, *, post: bool = False, timeout_s: 
         with error:
             return error.code, error.read()
     except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
-        raise ConfigError(f"nothing answers at {url}: {_said(error)}; is a gateway running there (--url)?") from error
+        from preble.web.client.failures import why_unreachable
 
-
-def _said(error: BaseException) -> str:
-    """Return what went wrong, without the operating system's error number."""
-    reason = getattr(error, "reason", error)
-    return getattr(reason, "strerror", None) or str(reason)
+        reason = error.reason if isinstance(error, URLError) and isinstance(error.reason, OSError) else error
+        hint = f"{why_unreachable(reason)}; is a gateway running there (--url)?"
+        raise ConfigError(f"nothing answers at {url}: {hint}") from error
 
 
 def _message(body: bytes) -> str | None:

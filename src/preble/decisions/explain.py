@@ -181,7 +181,10 @@ def _untrusted(decision: Decision) -> Iterator[str]:
 _LOADED_HEAD = f"{'to load':>8} "
 """Of the cached tokens, those in the host's memory or in a store: loading them is part of what there is to compute."""
 _COST_HEAD = f"{'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
-_DELAY_HEAD = f"{'to wait':>11} {'to evict':>11} {'to compute':>11} {'sum':>11}  (ms of delay, of all requests)"
+_DELAY_HEAD = f"{'to wait':>11} {'to evict':>11} {'to compute':>11} {'sum':>11}  (ms)"
+_OWN_HEAD = f"{'wait':>9} {'prefill':>9}  "
+_OWN_LINE = f"{'its own time':>19}  {'delay of all requests, weighted':>43}"
+"""What a watch shows of this request is not what the policy compares: that counts others and weighs the first token."""
 _SCORE_HEAD = f"{'score':>14}  (lower is better)"
 
 
@@ -196,7 +199,12 @@ def _table(decision: Decision) -> Iterator[str]:
     width = max([len("replica"), *(len(c.replica) for c in shown)])
     head = _SCORE_HEAD if scored else _DELAY_HEAD if decision.policy == LEAST_DELAY else _COST_HEAD
     loads = any(c.loaded_tokens for c in shown)
-    yield f"    {'replica':{width}} {'cached':>8} {_LOADED_HEAD if loads else ''}{head}"
+    before = f"{'':8} " * (2 if loads else 1)
+    own = ""
+    if any(c.own_wait_s is not None for c in shown):
+        own = _OWN_HEAD
+        yield f"    {'':{width}} {before}{_OWN_LINE}"
+    yield f"    {'replica':{width}} {'cached':>8} {_LOADED_HEAD if loads else ''}{own}{head}"
     for candidate in shown:
         yield _row(candidate, width, loads=loads, chosen=candidate.replica == decision.replica)
     if len(shown) < len(ranked):
@@ -209,7 +217,12 @@ def _row(candidate: CandidateCost, width: int, *, loads: bool, chosen: bool) -> 
     if candidate.score is not None:
         columns = f"{candidate.score:14,.6g}"
     loaded = f"{candidate.loaded_tokens:8d} " if loads else ""
-    return f"  {'*' if chosen else ' '} {candidate.replica:{width}} {candidate.matched_tokens:8d} {loaded}{columns}"
+    own = ""
+    if candidate.own_wait_s is not None and candidate.own_prefill_s is not None:
+        own = f"{1000 * candidate.own_wait_s:9.1f} {1000 * candidate.own_prefill_s:9.1f}  "
+    return (
+        f"  {'*' if chosen else ' '} {candidate.replica:{width}} {candidate.matched_tokens:8d} {loaded}{own}{columns}"
+    )
 
 
 def _afterwards(decision: Decision) -> Iterator[str]:

@@ -18,7 +18,7 @@ CANDIDATES_PER_DECISION = 25
 
 
 class CandidateCost(msgspec.Struct, frozen=True):
-    """One candidate replica. Costs in seconds: L, M and P of Algorithm 2. `score`, `loaded_tokens`: see `Candidate`."""
+    """One candidate replica. Costs in seconds: L, M and P of Algorithm 2. The other fields: see `Candidate`."""
 
     replica: str
     matched_tokens: int
@@ -27,6 +27,8 @@ class CandidateCost(msgspec.Struct, frozen=True):
     prefill_s: float
     score: float | None = None
     loaded_tokens: int = 0
+    own_wait_s: float | None = None
+    own_prefill_s: float | None = None
 
     @property
     def cost_s(self) -> float:
@@ -167,7 +169,15 @@ class RecentDecisions:
             matched_tokens=placement.matched_tokens,
             candidates=[
                 CandidateCost(
-                    c.replica_id, c.matched_tokens, c.load_s, c.eviction_s, c.prefill_s, c.score, c.loaded_tokens
+                    c.replica_id,
+                    c.matched_tokens,
+                    c.load_s,
+                    c.eviction_s,
+                    c.prefill_s,
+                    c.score,
+                    c.loaded_tokens,
+                    c.own_wait_s,
+                    c.own_prefill_s,
                 )
                 for c in weighed
             ],

@@ -42,6 +42,16 @@ class ErrorBody(msgspec.Struct):
     message: str | None = None
 
 
+class Version(msgspec.Struct):
+    """What a gateway answers at `/version`; another server has no `server`."""
+
+    server: str | None = None
+
+
+GATEWAY = "preble"
+"""The `server` of a Preble gateway's `/version`."""
+
+
 class OpenAIEngine(Engine):
     """The client of one replica that is known by OpenAI's API alone."""
 
@@ -77,6 +87,15 @@ class OpenAIEngine(Engine):
         if 400 <= answer.status < 500 and answer.status not in (401, 403, 408, 429):
             raise request_error(answer.content)
         return answer.decode(TokenIds).tokens
+
+
+async def is_gateway(http: HttpClient) -> bool:
+    """Return whether another Preble gateway answers there. Raises: EngineError: nobody does."""
+    answer = await http.ask("/version")
+    try:
+        return answer.status == 200 and answer.decode(Version).server == GATEWAY
+    except EngineProtocolError:
+        return False
 
 
 async def served_models(http: HttpClient) -> list[ModelCard]:

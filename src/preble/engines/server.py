@@ -9,8 +9,9 @@ from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.openai import OpenAIEngine
+from preble.engines.openai import OpenAIEngine, is_gateway
 from preble.engines.registry import AUTO, engine_class, engine_classes
+from preble.errors import EngineRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,12 @@ class EngineServer:
         for adapter in engine_classes():
             if await adapter.recognizes(self._http):
                 return adapter
+        if await is_gateway(self._http):
+            raise EngineRefused(
+                f"{self.url} is a Preble gateway, not a replica: name the replicas behind it, or choose the engine "
+                "`openai` if one gateway shall stand behind another",
+                replica_id=self.replica_id,
+            )
         return OpenAIEngine
 
     async def close(self) -> None:

@@ -5,6 +5,10 @@ A package gives a policy a short name with an entry point of the group `preble.p
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
+from typing import Any
+
 from preble.core.policies import registry
 from preble.core.policies.policy import Policy
 from preble.errors import ConfigError
@@ -26,10 +30,7 @@ def make_policy(name: str) -> Policy:
     """
     if name.partition("?")[0] in registry.policy_names():
         return registry.make_policy(name)
-    path = name if ":" in name else installed(ENTRY_POINTS).get(name)
-    if path is None:
-        raise ConfigError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}, or name module:Class")
-    policy_class = load_class("policy", name, path)
+    policy_class = _own_class(name)
     try:
         policy: Policy = policy_class()
     except Exception as error:
@@ -39,3 +40,18 @@ def make_policy(name: str) -> Policy:
     if not isinstance(getattr(policy, "name", None), str):
         raise ConfigError(f"policy {name!r}: {policy_class.__name__} needs a name, such as name = 'mine'")
     return policy
+
+
+def source_files(name: str) -> tuple[Path, ...]:
+    """Return the file that a policy is read from if it is not one of Preble's own. Raises: ConfigError."""
+    if name.partition("?")[0] in registry.policy_names():
+        return ()
+    file = inspect.getsourcefile(_own_class(name))
+    return () if file is None else (Path(file),)
+
+
+def _own_class(name: str) -> type[Any]:
+    path = name if ":" in name else installed(ENTRY_POINTS).get(name)
+    if path is None:
+        raise ConfigError(f"unknown policy {name!r}; choose one of {', '.join(policy_names())}, or name module:Class")
+    return load_class("policy", name, path)

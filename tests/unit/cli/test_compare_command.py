@@ -11,10 +11,19 @@ import pytest
 from click.testing import CliRunner, Result
 
 from preble.cli import cli
+from preble.cli.compare import KEPT
 from preble.core.policies.registry import policy_names
+from preble.lab.compare import ComparePlan
 from preble.lab.workloads import WorkloadPlan, write_trace
 
+ONE = ("--requests", "10", "--replicas", "2", "--rps", "5,50", "--seed", "0", "--jobs", "1")
 SMALL = ("--requests", "10", "--replicas", "2", "--kv-tokens", "24000", "--rps", "5,50", "--seed", "0,1", "--jobs", "1")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are kept below the current folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 def compare(*arguments: str) -> Result:
@@ -106,7 +115,29 @@ def test_an_interruption_says_what_is_kept(tmp_path: Path, monkeypatch: pytest.M
     result = compare(*SMALL, "--json", str(file))
     assert result.exit_code == 130
     assert f"{file}; the same command goes on from there" in result.stderr
+    assert f"{KEPT}; the same command goes on from there" in compare(*SMALL).stderr
+    monkeypatch.setattr("os.access", lambda path, mode: path != KEPT.parent)
     assert "nothing was kept" in compare(*SMALL).stderr
+
+
+def test_runs_are_kept_where_nobody_names_a_file_and_a_file_of_no_use_is_begun_anew() -> None:
+    assert compare(*ONE).exit_code == 0
+    again = compare(*ONE, "--json", "-")
+    assert "runs" not in again.stderr, "nothing is made again"
+    KEPT.write_text("of another version")
+    assert "8/8 runs" in compare(*ONE).stderr
+
+
+def test_without_options_one_seed_and_one_load_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ComparePlan] = []
+
+    def note(plan: ComparePlan, **how: object) -> None:
+        asked.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("preble.lab.compare.compare_policies", note)
+    assert compare().exit_code == 130
+    assert (asked[0].seeds, asked[0].loads, asked[0].policies[0]) == ((0,), (0.8,), "preble")
 
 
 @pytest.mark.parametrize(

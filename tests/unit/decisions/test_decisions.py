@@ -423,7 +423,8 @@ def test_a_large_cluster_has_fewer_decisions_remembered() -> None:
 def explained(
     reason: Reason, replica: str, *candidates: tuple[str, int, float, float, float], policy: str = "e2"
 ) -> str:
-    weighed = tuple(Candidate(ReplicaId(r), m, *costs) for r, m, *costs in candidates)
+    own = (0.005, 0.05) if policy == LEAST_DELAY else (None, None)
+    weighed = tuple(Candidate(ReplicaId(r), m, *costs, None, 0, *own) for r, m, *costs in candidates)
     matched = next((c.matched_tokens for c in weighed if c.replica_id == replica), 0)
     recent = RecentDecisions(policy, 1)
     placed = keep(recent, Placement(RequestId("q"), ReplicaId(replica), reason, matched, 100, weighed), 0.0)
@@ -482,7 +483,8 @@ def test_the_default_policy_is_explained_by_the_delay_it_adds_not_by_e2s_rule(
     costs[chosen] = (costs[chosen][0], 0.1, 0.0, 0.05)
     text = explained(reason, chosen, *((name, *cost) for name, cost in costs.items()), policy="preble")
     assert "Of 100 prompt tokens, 48 are cached at best " in text and says in text
-    assert "to wait to evict to compute sum (ms of delay, of all requests) * " in text
+    assert "wait prefill to wait to evict to compute sum (ms) * " in text
+    assert f"* {chosen} {costs[chosen][0]} 5.0 50.0 " in text, "its own time, which a watch can check"
     assert "L + M + P" not in text
 
 

@@ -120,6 +120,7 @@ class _Delays(Sequence[Candidate]):
         "_together_s",
         "_ttft_value",
         "_waiting_s",
+        "_whole_prefill_s",
         "matched",
         "most_matched",
     )
@@ -144,6 +145,7 @@ class _Delays(Sequence[Candidate]):
         self._expected_tokens = view.expected_output_tokens
         self._again = view.recomputed_share
         self._prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
+        self._whole_prefill_s = self._prefill_s.copy()
         self._has_room: list[bool] = []
         mean_s = view.cost_model.prefill_s(int(view.mean_prompt_tokens))
         self._elsewhere_s = _least_of_others(
@@ -195,6 +197,8 @@ class _Delays(Sequence[Candidate]):
             self._again * delay_s if self._has_room and not self._has_room[index] else 0.0,
             delay_s,
             loaded_tokens=0 if self._loaded is None else self._loaded[index],
+            own_wait_s=self._waiting_s[replica],
+            own_prefill_s=self._own_prefill_s(index, self._whole_prefill_s[tokens]),
         )
 
     def _load_delay_s(self, i: int, replica: ReplicaIndex) -> float:
@@ -203,18 +207,22 @@ class _Delays(Sequence[Candidate]):
         return self._ttft_value * self._waiting_s[replica] + self._together_s * together * slowness
 
     def _prefill_delay_s(self, i: int, replica: ReplicaIndex, prefill_s: float) -> float:
-        slowness = 1.0 if self._slowness is None else self._slowness[i]
-        own = (prefill_s if self._loading_s is None else prefill_s + self._loading_s[i]) * slowness
+        own = self._own_prefill_s(i, prefill_s)
         waiting, elsewhere = self._waiting_s[replica], self._elsewhere_s[i]
         held_up = _wait_s(waiting + own, elsewhere) - _wait_s(waiting, elsewhere)
         return own * (self._ttft_value + self._num_requests[replica]) + self._crowd * held_up
+
+    def _own_prefill_s(self, i: int, prefill_s: float) -> float:
+        """Return the seconds in which replica i loads and computes the prompt, where the average one takes `prefill_s`."""
+        slowness = 1.0 if self._slowness is None else self._slowness[i]
+        return (prefill_s if self._loading_s is None else prefill_s + self._loading_s[i]) * slowness
 
     def _shared_prefill_s(self, view: ClusterView, matched: int) -> float:
         """Return seconds of prefill where `matched` tokens are cached, less what later users of a copy pay."""
         num_tokens = view.request.num_prompt_tokens
         hit_s = view.prefill_s(view.known_tokens)
         hit_s += view.decode_pace * view.cost_model.decode_s(self._expected_tokens, num_tokens)
-        whole_s = view.prefill_s(matched)
+        whole_s = self._whole_prefill_s[matched] = view.prefill_s(matched)
         paid_s = 0.0
         for piece in view.pieces(self.most_matched, beyond=matched):
             busy = piece.uses_per_s * hit_s / (piece.holders + 1)

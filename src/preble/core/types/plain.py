@@ -39,7 +39,9 @@ class Candidate:
 
     `matched_tokens`: leading prompt tokens that it is expected to serve from its cache; `loaded_tokens`: those of them
     that it must load from its host's memory or a store first, for which P has the time. `score`: for a policy that does
-    not compare L + M + P, what it compared, in its own unit, lower is better; None for the others.
+    not compare L + M + P, what it compared, in its own unit, lower is better; None for the others. `own_wait_s`,
+    `own_prefill_s`: for a policy whose costs are weighted delays, the seconds for which this request alone was expected
+    to wait there, and then to be computed; None for the others.
     """
 
     replica_id: ReplicaId
@@ -49,6 +51,8 @@ class Candidate:
     prefill_s: float = 0.0
     score: float | None = None
     loaded_tokens: int = 0
+    own_wait_s: float | None = None
+    own_prefill_s: float | None = None
 
     @property
     def cost_s(self) -> float:

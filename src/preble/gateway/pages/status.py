@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import preble
 from preble.build import commit
+from preble.engines.openai import GATEWAY
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.pages.front import Front
 from preble.serving import METRICS_CONTENT_TYPE, Serving
@@ -57,8 +58,8 @@ class StatusPages:
         await client.reply_json(200 if status == "ready" else 503, page)
 
     async def version(self, client: PageClient) -> None:
-        """Answer with the version of Preble, and the commit that it was built from."""
-        await client.reply_json(200, {"version": preble.__version__, "commit": commit()})
+        """Answer with the version of Preble, and the commit that it was built from; `server` is for other gateways."""
+        await client.reply_json(200, {"server": GATEWAY, "version": preble.__version__, "commit": commit()})
 
     async def metrics(self, client: PageClient) -> None:
         """Answer with every metric, for Prometheus."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -18,6 +18,7 @@ from preble.errors import ConfigError
 from preble.lab.metrics.capacity import CapacitySlo
 from preble.lab.sim import SimConfig
 from preble.lab.workloads import WorkloadPlan, is_endless, usual_prefixes
+from preble.plugins.policies import source_files
 from preble.profiles import profile_fields
 
 BASELINE = "least_load"
@@ -133,11 +134,13 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """What a run is known by: the same version, workload (its files' content too) and configuration, same key."""
+        """What a run is known by: the same version, workload and configuration (with the content of the workload's
+        files and of the module that an own policy is in), same key."""
         config = msgspec.to_builtins(self.config) | {"profile": profile_fields(self.config.profile)}
         if self.config.group is None:
             del config["group"]  # runs of one gateway were kept before there were several
-        parts: tuple[object, ...] = (__version__, self.workload, self.file_digests, config)
+        files = (*self.file_digests, *_digests(source_files(self.config.policy)))
+        parts: tuple[object, ...] = (__version__, self.workload, files, config)
         if self.slo is not None:
             parts = (*parts, self.slo)
         return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
@@ -164,12 +167,16 @@ class Cell:
     @property
     def file_digests(self) -> tuple[str, ...]:
         """Of the files that the workload is read from."""
-        return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in self.workload.files())
+        return _digests(self.workload.files())
 
 
 def _read_cell(arm: Arm, workload: bytes, config: bytes, slo: CapacitySlo | None) -> Cell:
     decode = msgspec.json.decode
     return Cell(arm, decode(workload, type=WorkloadPlan), decode(config, type=SimConfig), slo)
+
+
+def _digests(paths: Iterable[Path]) -> tuple[str, ...]:
+    return tuple(_digest(str(path), path.stat().st_mtime_ns) for path in paths)
 
 
 @lru_cache(maxsize=256)

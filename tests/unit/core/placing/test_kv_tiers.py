@@ -234,7 +234,7 @@ def test_the_explanation_shows_what_is_loaded() -> None:
     recent.on(PlacedAt(place(made), 1.0), Started(), 1.0)
     (decision,) = recent.latest(1)
     assert "to load" in explain(decision)
-    assert any(line.split()[-6:-4] == ["64", "32"] for line in explain(decision).splitlines())
+    assert any(line.split()[-8:-6] == ["64", "32"] for line in explain(decision).splitlines())
 
 
 def test_random_events_leave_the_index_in_order() -> None:
