@@ -6,7 +6,7 @@
 It is what this command does, but for where the files go; whichever is interrupted goes on where it was:
 
     preble compare --workload toolbench --replicas 2 --kv-tokens 60000 --policy preble,least_load,round_robin \
-        --rps 16,20,24 --slo-ttft 1 --json FILE
+        --rps 16,20,24 --slo-ttft 1 --seed 0,1,2 --load 0.5,0.8,0.95 --json FILE
 
 Results: benchmarks/results/compare_example.json. Figures: docs/howto/compare-policies/. Needs the extra `plot` to draw.
 """
