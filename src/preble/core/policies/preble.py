@@ -213,7 +213,7 @@ class _Delays(Sequence[Candidate]):
         return own * (self._ttft_value + self._num_requests[replica]) + self._crowd * held_up
 
     def _own_prefill_s(self, i: int, prefill_s: float) -> float:
-        """Return the seconds in which replica i loads and computes the prompt, where the average one takes `prefill_s`."""
+        """Return the seconds in which i loads and computes the prompt, if the average one takes `prefill_s`."""
         slowness = 1.0 if self._slowness is None else self._slowness[i]
         return (prefill_s if self._loading_s is None else prefill_s + self._loading_s[i]) * slowness
 
