@@ -364,6 +364,10 @@ def tables(result: Result) -> dict[str, str]:
         for one in sorted(result.drawn(), key=lambda one: -one.worst())
         if one.worst() > LOST
     ]
+    again = [
+        [one.case, f"{one.ratios[0]:.2f}", ", ".join(f"{ratio:.2f}" for ratio in one.ratios[1:]), one.best]
+        for one in result.worst
+    ]
     named = []
     for name in NAMED:
         if found := result.named(name):
@@ -375,6 +379,7 @@ def tables(result: Result) -> dict[str, str]:
         "value:hard-rules": str(len(RULES) - 1),
         "hard-spread": markdown(Table(("", "5 % are below", "half", "95 %"), spread, caption)),
         "hard-lost": markdown(Table(("case", over, "over least load", "best other rule"), lost, "One seed a case.")),
+        "hard-worst": markdown(Table(("case", "drawn", "with three other seeds", "best other rule"), again)),
         "hard-named": markdown(
             Table(("case", over, "mean TTFT over it", "mean E2E over least load"), named, "Means over the seeds.")
         ),
