@@ -125,7 +125,7 @@ class Cluster:
     def __init__(self) -> None:
         scheduler = GlobalScheduler(make_policy("preble"), CostModel(PROFILE))
         self.placements = Placements(scheduler, Telemetry(), RecentDecisions("preble", 10))
-        self.placements.listen(self)
+        self.placements.listen(self, Ended)
         self.num_ended = 0
         self.dispatcher = Dispatcher(self.placements)
         self.rotation = Rotation(self.placements)

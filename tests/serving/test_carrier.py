@@ -202,7 +202,7 @@ class Heard:
 async def test_a_carrier_may_send_the_request_elsewhere(decided: str) -> None:
     async with carrier(decided, 2) as (one, fakes):
         placed = await one.place()
-        one.serving._placements.listen(heard := Heard())
+        one.serving._placements.listen(heard := Heard(), Moved)
         source = placed.placement.replica_id
         [target] = [ReplicaId(fake.url) for fake in fakes if fake.url != source]
         placed.report(Moved(target))

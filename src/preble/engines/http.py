@@ -137,8 +137,9 @@ class HttpClient:
         ongoing = self._questions.begin((head, body or b""), answer)
         try:
             content = await answer.content(self.timeouts.control_s)
-        finally:
+        except BaseException:
             ongoing.abort()
+            raise
         return HttpAnswer(self, path, answer.status, answer.headers, content)
 
     def _headers_of(self, headers: Mapping[str, str]) -> Mapping[str, str]:

@@ -207,8 +207,9 @@ class EjectionTable:
         elif isinstance(fact, Started | Moved):
             if isinstance(fact, Moved) and fact.source is not None:
                 self.dropped(fact.source, request_id, now)
-            expected_s = self._expected_s(placed.placement)
-            self.sent(replica_id, request_id, now, expected_s, streams=placed.terms.streams)
+            # Of an answer that comes whole, the wait is not judged.
+            expected_s = self._expected_s(placed.placement) if (streams := placed.terms.streams) else 0.0
+            self.sent(replica_id, request_id, now, expected_s, streams=streams)
 
     def sent(
         self,

@@ -94,15 +94,12 @@ class Quarantine:
     suspects that are asked about."""
 
     def __init__(self) -> None:
-        self._suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
+        self.suspects: OrderedDict[bytes, _Suspect] = OrderedDict()
         self._incident = _Incident(-inf)
         self._broken: dict[ReplicaId, dict[bytes, float]] = {}
         """By replica that has not left: requests whose connections broke, and when."""
         self._left: dict[ReplicaId, tuple[float, _Incident]] = {}
         """By replica, when it left last."""
-
-    def __len__(self) -> int:
-        return len(self._suspects)
 
     def on(self, placed: Followed, fact: Fact, now: float) -> None:
         """Note an end that says something of the request: its replica broke off before it answered, or it did well."""
@@ -112,7 +109,7 @@ class Quarantine:
         if fact.outcome is Outcome.ENGINE_GONE and placed.request.keeps_kv and not has_begun and not placed.stalls:
             like = like_of(placed.request, placed.terms.caller.name)
             self.broke(like, placed.placement.replica_id, placed.placed_at, now)
-        elif fact.outcome is Outcome.OK and self:
+        elif fact.outcome is Outcome.OK and self.suspects:
             self.answered(like_of(placed.request, placed.terms.caller.name))
 
     def broke(self, like: bytes, replica_id: ReplicaId, placed_at: float, now: float) -> None:
@@ -140,27 +137,27 @@ class Quarantine:
                 self._died(like, replica_id, self._incident)
 
     def _died(self, like: bytes, replica_id: ReplicaId, incident: _Incident) -> None:
-        suspect = self._suspects.get(like)
+        suspect = self.suspects.get(like)
         if suspect is None or suspect.last.began_at + SUSPECTED_S < incident.began_at:
-            suspect = self._suspects[like] = _Suspect(incident)
+            suspect = self.suspects[like] = _Suspect(incident)
         if like not in incident.suspects:
             suspect.last = incident
             suspect.deaths += 1
             suspect.replicas = [*suspect.replicas[-1:], replica_id]
             incident.suspects[like] = suspect.deaths
-        self._suspects.move_to_end(like)
-        if len(self._suspects) > MOST_SUSPECTS:
-            self._suspects.popitem(last=False)
+        self.suspects.move_to_end(like)
+        if len(self.suspects) > MOST_SUSPECTS:
+            self.suspects.popitem(last=False)
 
     def answered(self, like: bytes) -> None:
         """Such a request was answered well."""
-        self._suspects.pop(like, None)
+        self.suspects.pop(like, None)
 
     def held(self, like: bytes, now: float) -> list[ReplicaId]:
         """Return the replicas of which the last died of such a request; none if it may be placed."""
-        while self._suspects and next(iter(self._suspects.values())).last.began_at + SUSPECTED_S < now:
-            self._suspects.popitem(last=False)
-        suspect = self._suspects.get(like)
+        while self.suspects and next(iter(self.suspects.values())).last.began_at + SUSPECTED_S < now:
+            self.suspects.popitem(last=False)
+        suspect = self.suspects.get(like)
         if suspect is None or suspect.deaths < 2 or now >= suspect.last.began_at + QUARANTINE_S:
             return []
         others = [deaths for other, deaths in suspect.last.suspects.items() if other != like]

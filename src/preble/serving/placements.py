@@ -17,7 +17,7 @@ import structlog
 from preble.config import EjectionConfig, RetryConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, ReplicaId, Request, RequestId
-from preble.core.types.life import Ended, Fact, FirstToken, Lost, Moved, Started
+from preble.core.types.life import Alive, Ended, Fact, FirstToken, Lost, Moved, Started
 from preble.decisions.recent import RecentDecisions
 from preble.engines.http import HttpClient
 from preble.errors import NoReplicaError, Quarantined
@@ -81,14 +81,14 @@ _LEAST_WAIT_S = 0.05
 
 
 class PlacementListener(Protocol):
-    """Hears of every placement."""
+    """Hears of every placement: of the kinds of facts that it asks for."""
 
     def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
         """A fact about a placement: `Started` first, one `Ended` last. Of a move `placed` has the new replica."""
 
 
 class Placements:
-    """The placements that have not ended. Whoever follows them is in one list, in the order in which they hear.
+    """The placements that have not ended. Who follows them hears of each kind of fact in the order of `listen`.
 
     Use within one running event loop. `scheduler`: only to be read by others. `recent`: the last decisions.
     `in_flight`: placements whose replica is live.
@@ -112,18 +112,20 @@ class Placements:
         self.loop = asyncio.get_running_loop()
         self._lost: set[LocalPlaced] = set()
         """Those whose replica has left the rotation, and which may still end well there."""
-        self._listeners: list[PlacementListener] = [
-            self.timer,
-            self.ejection,
-            self.quarantine,
-            self.replicas,
-            recent,
-            telemetry,
-        ]
+        self._listeners: dict[type[Fact], list[PlacementListener]] = {
+            kind: [] for kind in (Started, FirstToken, Moved, Lost, Alive, Ended)
+        }
+        self.listen(self.timer, Started, FirstToken, Moved, Ended)
+        self.listen(self.ejection, Started, FirstToken, Moved, Ended)
+        self.listen(self.quarantine, Ended)
+        self.listen(self.replicas, Ended)
+        self.listen(recent, Started, FirstToken, Lost, Ended)
+        self.listen(telemetry, Started, FirstToken, Moved, Ended)
 
-    def listen(self, listener: PlacementListener) -> None:
-        """Let one more hear of what happens from now on."""
-        self._listeners.append(listener)
+    def listen(self, listener: PlacementListener, *kinds: type[Fact]) -> None:
+        """Let one more hear of facts of these kinds from now on, after those that hear already."""
+        for kind in kinds:
+            self._listeners[kind].append(listener)
 
     def start(self, placed: LocalPlaced, took_s: float) -> None:
         """A request goes to its replica. It is ended if somebody cannot take that. `took_s`: for the decision."""
@@ -143,7 +145,7 @@ class Placements:
                 del self.in_flight[placed.placement.request_id]
         now = self.loop.time()
         failure: BaseException | None = None
-        for listener in self._listeners:
+        for listener in self._listeners[type(fact)]:
             try:
                 listener.on(placed, fact, now)
             except BaseException as error:  # noqa: BLE001 (whoever fails, the others must let go of it)
@@ -219,7 +221,7 @@ class Dispatcher:
 
     def _place(self, request: Request, terms: Terms) -> LocalPlaced:
         now, started = self._loop.time(), time.perf_counter()
-        if self.placements.quarantine:
+        if self.placements.quarantine.suspects:
             self._refuse_deadly(request, terms, now)
         of_model = self.replicas.of_model(terms.model)
         others = of_model.others
@@ -260,8 +262,9 @@ class Dispatcher:
     def _chosen(self, request: Request, others: frozenset[ReplicaId], now: float) -> Placement:
         """Place, if possible on a replica that is not ejected. `others`: replicas of other models, or drained."""
         avoided = self._ejection.avoided(now)
+        away = others | avoided
         try:
-            return self._scheduler.place(_avoiding(request, others | avoided), now)
+            return self._scheduler.place(_avoiding(request, away) if away else request, now)
         except NoReplicaError as error:
             if not avoided:
                 raise
@@ -274,4 +277,4 @@ class Dispatcher:
 
 
 def _avoiding(request: Request, replicas: frozenset[ReplicaId]) -> Request:
-    return dataclasses.replace(request, avoid=request.avoid | replicas) if replicas else request
+    return dataclasses.replace(request, avoid=request.avoid | replicas)

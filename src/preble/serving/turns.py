@@ -52,8 +52,8 @@ class Turns:
         self._waiters: dict[RequestId, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._taking: AbstractSet[ReplicaId] = frozenset()
-        dispatcher.placements.listen(limits)
-        dispatcher.placements.listen(self)
+        dispatcher.placements.listen(limits, Ended)
+        dispatcher.placements.listen(self, Started, FirstToken, Moved, Ended)
         dispatcher.replicas.listen(self._note_replicas)
 
     def configure(self, config: QueueConfig, *, max_waiting: int) -> None:

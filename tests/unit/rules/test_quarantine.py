@@ -82,11 +82,11 @@ def test_a_replica_that_only_breaks_connections_has_not_died() -> None:
     for now in (10.0, 20.0, 30.0):
         quarantine.broke(OTHER, A, now - 1.0, now)
         quarantine.broke(OTHER, B, now - 1.0, now)
-    assert len(quarantine) == 0
+    assert not quarantine.suspects
     quarantine.left(A, 30.0 + CONFIRMED_WITHIN_S)
-    assert len(quarantine) == 0, "it left for another reason"
+    assert not quarantine.suspects, "it left for another reason"
     quarantine.broke(OTHER, A, 30.0 + 2 * CONFIRMED_WITHIN_S, 30.0 + 2 * CONFIRMED_WITHIN_S)
-    assert len(quarantine) == 0
+    assert not quarantine.suspects
 
 
 def test_a_replica_that_is_back_at_once_and_dies_again_has_died_twice() -> None:
@@ -103,14 +103,14 @@ def test_broken_connections_are_remembered_within_bounds() -> None:
     for number in range(MOST_SUSPECTS + 1):
         quarantine.broke(b"%d" % number, A, 9.0, 10.0)
     quarantine.left(A, 10.0)
-    assert len(quarantine) == 1
+    assert len(quarantine.suspects) == 1
 
 
 def test_an_answer_clears_a_suspect() -> None:
     quarantine = Quarantine()
     died(quarantine, A, 10.0, OTHER)
     quarantine.answered(OTHER)
-    assert len(quarantine) == 0
+    assert not quarantine.suspects
     died(quarantine, B, 20.0, OTHER)
     assert not quarantine.held(OTHER, 20.0)
 
@@ -126,8 +126,8 @@ def test_suspects_of_old_deaths_are_forgotten() -> None:
     quarantine = Quarantine()
     died(quarantine, A, 10.0, DEADLY)
     died(quarantine, B, 20.0, OTHER)
-    assert not quarantine.held(b"third", 11.0 + SUSPECTED_S) and len(quarantine) == 1
-    assert not quarantine.held(b"third", 21.0 + SUSPECTED_S) and not quarantine
+    assert not quarantine.held(b"third", 11.0 + SUSPECTED_S) and len(quarantine.suspects) == 1
+    assert not quarantine.held(b"third", 21.0 + SUSPECTED_S) and not quarantine.suspects
 
 
 def test_of_replicas_that_never_leave_by_themselves_nothing_is_kept() -> None:
@@ -141,7 +141,7 @@ def test_of_replicas_that_never_leave_by_themselves_nothing_is_kept() -> None:
 def test_as_many_suspects_as_the_table_holds_are_remembered() -> None:
     quarantine = Quarantine()
     died(quarantine, A, 10.0, DEADLY, *(b"%d" % number for number in range(MOST_SUSPECTS)))
-    assert len(quarantine) == MOST_SUSPECTS
+    assert len(quarantine.suspects) == MOST_SUSPECTS
     died(quarantine, B, 20.0, DEADLY)
     assert not quarantine.held(DEADLY, 20.0), "it was the first to be forgotten"
 

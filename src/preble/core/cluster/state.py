@@ -22,17 +22,14 @@ class Recomputation:
     """The share of computed tokens that were known already: the replicas had evicted them, or others cached them.
 
     What goes into a full cache pushes as much out of it, so this is also how likely what is evicted is to be computed
-    again. 0 while nothing has been evicted. It forgets as the caches do: once they have been filled again.
+    again. `share`: between 0 and 1, and 0 while nothing has been evicted. It forgets as the caches do: once they have
+    been filled again.
     """
 
     def __init__(self) -> None:
         self._computed = 0.0
         self._again = 0.0
-
-    @property
-    def share(self) -> float:
-        """Between 0 and 1."""
-        return self._again / self._computed if self._computed > 0 else 0.0
+        self.share = 0.0
 
     def note(self, computed_tokens: float, again_tokens: int, capacity_tokens: float) -> None:
         """A request has `computed_tokens` computed, output included; `again_tokens` of its prompt were known.
@@ -42,6 +39,7 @@ class Recomputation:
         kept = exp(-computed_tokens / capacity_tokens)
         self._computed = self._computed * kept + computed_tokens
         self._again = self._again * kept + again_tokens
+        self.share = self._again / self._computed if self._computed > 0 else 0.0
 
 
 class Tiers:
@@ -50,23 +48,20 @@ class Tiers:
     Each such place is a cache of its own in the prefix index, at an index that no replica has. A place is taken to hold
     a prompt from its first token on. So what a replica can use of a prompt is the longest of what its memory and its
     places hold, and what is beyond its memory must be loaded. The places of each replica begin with the fastest. A
-    store of a name is one place for all replicas that have it.
+    store of a name is one place for all replicas that have it. `places`: by replica, for those that have any.
     """
 
     def __init__(self) -> None:
-        self._places: dict[ReplicaIndex, dict[Tier, ReplicaIndex]] = {}
+        self.places: dict[ReplicaIndex, dict[Tier, ReplicaIndex]] = {}
         self._stores: dict[str, ReplicaIndex] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._places)
 
     def of(self, replica: ReplicaIndex) -> dict[Tier, ReplicaIndex]:
         """Return the places of a replica; do not change it."""
-        return self._places.get(replica, {})
+        return self.places.get(replica, {})
 
     def add(self, replica: ReplicaIndex, tier: Tier, place: ReplicaIndex) -> None:
         places = {**self.of(replica), tier: place}
-        self._places[replica] = {tier: places[tier] for tier in Tier if tier in places}
+        self.places[replica] = {tier: places[tier] for tier in Tier if tier in places}
 
     def store(self, name: str) -> ReplicaIndex | None:
         """Return the place of a store, if any replica has been on it."""
@@ -78,16 +73,16 @@ class Tiers:
     def remove_replica(self, replica: ReplicaIndex) -> list[ReplicaIndex]:
         """Forget a replica; returns its own places. Stores of a name outlive the replicas on them."""
         shared = self._stores.values()
-        return [place for place in self._places.pop(replica, {}).values() if place not in shared]
+        return [place for place in self.places.pop(replica, {}).values() if place not in shared]
 
     def stores(self) -> set[ReplicaIndex]:
         """Return the places of all stores, whether or not they have a name."""
-        return {*self._stores.values(), *(p[Tier.STORE] for p in self._places.values() if Tier.STORE in p)}
+        return {*self._stores.values(), *(p[Tier.STORE] for p in self.places.values() if Tier.STORE in p)}
 
     def reachable(self, replicas: ReplicaSet) -> ReplicaSet:
         """Return the places from which any of these replicas can load, as a set of indexes."""
         mask = 0
-        for replica, places in self._places.items():
+        for replica, places in self.places.items():
             if replicas >> replica & 1:
                 for place in places.values():
                     mask |= 1 << place
@@ -96,7 +91,7 @@ class Tiers:
     def with_owners(self, holders: ReplicaSet) -> ReplicaSet:
         """Return these replicas and places, and the replicas that can load from one of the places."""
         mask = holders
-        for replica, places in self._places.items():
+        for replica, places in self.places.items():
             if any(holders >> place & 1 for place in places.values()):
                 mask |= 1 << replica
         return mask
@@ -210,7 +205,7 @@ class ClusterState:
 
     def match(self, request: Request, model: str) -> Match:
         """Return where the request's prompt leads in the tree of its model and namespace."""
-        return self.index.match(request.prompt, scoped_namespace(model, request.namespace))
+        return self.index.tree.match(request.prompt, scoped_namespace(model, request.namespace))
 
     def expire(self, now: float) -> None:
         """Move the load window to `now`, and the speeds with it."""

@@ -132,14 +132,16 @@ class CacheTracker:
         only the part that is known already counts.
         """
         leaf = self._place(replica, request, match, now)
-        if not self._is_estimated(replica):
+        if not self._estimated >> replica & 1:
             self._served[replica].append((leaf, leaf.end))
         return leaf
 
     def usable_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
         """Return leading prompt tokens that the replica, trusted or not, probably serves from its cache. O(depth)."""
         caches = self._index.caches
-        held = self._tiers.matched_on(replica, match, caches) if self._tiers else matched_on(match, caches[replica])
+        held = (
+            self._tiers.matched_on(replica, match, caches) if self._tiers.places else matched_on(match, caches[replica])
+        )
         return usable_tokens(held, request.num_prompt_tokens, self._replicas.block_size[replica])
 
     def trusted_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
@@ -149,7 +151,7 @@ class CacheTracker:
     def confirmed(self, replica: ReplicaIndex, match: Match) -> tuple[int, float]:
         """Do as `confirmed_on`, of the replica's memory and all its tiers. O(depth)."""
         tokens, used_s = confirmed_on(match, self._index.caches[replica])
-        if self._tiers:
+        if self._tiers.places:
             for place in self._tiers.of(replica).values():
                 tokens = max(tokens, confirmed_on(match, self._index.caches[place])[0])
         return tokens, used_s
@@ -162,7 +164,7 @@ class CacheTracker:
         replica, spec = entry.replica, self._replicas.specs[entry.replica]
         block_size = min(spec.block_size, self._replicas.block_size[replica])
         num_tokens = entry.leaf.end // block_size * block_size
-        if self._is_estimated(replica):
+        if self._estimated >> replica & 1:
             self._index.set_computed(replica, entry.leaf, num_tokens, now)
             self._evict_over_capacity(replica, now)
         if spec.store and self._has_room(_bytes_of_path(entry.leaf)):
@@ -185,7 +187,7 @@ class CacheTracker:
 
     def end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """The request is over. If its work was done, its prompt stays in use until the reports must have come."""
-        if work_done and not self._is_estimated(entry.replica):
+        if work_done and not self._estimated >> entry.replica & 1:
             self._pending_reports.append(PendingReport(now + self._report_grace_s, entry.replica, entry.leaf))
         else:
             self._index.release(entry.replica, entry.leaf)
@@ -339,7 +341,7 @@ class CacheTracker:
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
         cache = self._index.caches[replica]
-        if cache.is_crowded and self._is_estimated(replica):
+        if cache.is_crowded and self._estimated >> replica & 1:
             self._index.evict_down_to(replica, cache.capacity, now)
 
     def _place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:

@@ -68,7 +68,9 @@ class InFlightTable:
         num_tokens = request.num_prompt_tokens if assumed_tokens is None else assumed_tokens
         confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)
         # The replica's own report will be compared with what the index expects, whether or not that counts.
-        expected = matched if self._replicas.trusts(replica) else self._tracker.usable_tokens(replica, request, match)
+        expected = (
+            matched if self._replicas.trusted >> replica & 1 else self._tracker.usable_tokens(replica, request, match)
+        )
         output_tokens = self._cluster.expected_output_tokens(match.path)
         if self._replicas.known_capacity > 0:
             again = max(match.num_tokens - matched, 0)

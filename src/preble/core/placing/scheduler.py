@@ -125,7 +125,8 @@ class GlobalScheduler:
         except (NoReplicaError, PromptTooLong) as error:
             self._tell(NotPlaced(request, error), now)
             raise
-        self._tell(Placed(request, placement), now)
+        if self._listeners:
+            self._tell(Placed(request, placement), now)
         return placement
 
     def _place(self, request: Request, now: float) -> Placement:
@@ -183,7 +184,8 @@ class GlobalScheduler:
         Raises: UnknownRequest: the request is not in flight.
         """
         self._in_flight.first_token(self._in_flight.get(request_id), now)
-        self._tell(Reported(request_id, FIRST_TOKEN), now)
+        if self._listeners:
+            self._tell(Reported(request_id, FIRST_TOKEN), now)
 
     def on_finish(
         self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
@@ -195,7 +197,8 @@ class GlobalScheduler:
         Raises: UnknownRequest: it is not in flight.
         """
         self._in_flight.finish(self._in_flight.get(request_id), output_tokens, cached_tokens, now)
-        self._tell(Reported(request_id, Ended(output_tokens=output_tokens, cached_tokens=cached_tokens)), now)
+        if self._listeners:
+            self._tell(Reported(request_id, Ended(output_tokens=output_tokens, cached_tokens=cached_tokens)), now)
 
     # -- what other gateways report -----------------------------------------------------------------------------------
 

@@ -140,10 +140,10 @@ class _Delays(Sequence[Candidate]):
         self._slowness = [view.slowness(replica) for replica in replicas] if view.has_slow_replicas else None
         self._loading_s = [view.loading_s(replica) for replica in replicas] if view.has_tiers else None
         self._loaded = [view.loaded_tokens(replica) for replica in replicas] if view.has_tiers else None
+        self._again = view.recomputed_share
         self._crowd = ttft_value * crowding * view.requests_per_s / len(replicas)
         self._together_s = 2.0 * view.decode_pace * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         self._expected_tokens = view.expected_output_tokens
-        self._again = view.recomputed_share
         self._prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
         self._whole_prefill_s = self._prefill_s.copy()
         self._has_room: list[bool] = []

@@ -225,7 +225,7 @@ class ClusterView:
         found = self._prefix_match
         if found is None:
             among = self.trusted
-            if self._cluster.tiers:
+            if self._cluster.tiers.places:
                 among |= self._cluster.tiers.reachable(among)
             found = self._prefix_match = prefix_match(self.match, self._cluster.index.caches, among)
         return found
@@ -246,7 +246,7 @@ class ClusterView:
         found = self._key_holders
         if found is None:
             holders = self._cached_prefix().key_holders
-            if self._cluster.tiers:
+            if self._cluster.tiers.places:
                 holders = self._cluster.tiers.with_owners(holders) & self.trusted
             found = self._key_holders = replicas_in(holders)
         return found
@@ -304,22 +304,22 @@ class ClusterView:
 
     def _held_on(self, replica: ReplicaIndex) -> int:
         caches = self._cluster.index.caches
-        if self._cluster.tiers:
+        if self._cluster.tiers.places:
             return self._cluster.tiers.matched_on(replica, self.match, caches)
         return matched_on(self.match, caches[replica])
 
     @property
     def has_tiers(self) -> bool:
         """Whether any replica has KV outside its engine's memory, which it would have to load."""
-        return bool(self._cluster.tiers)
+        return bool(self._cluster.tiers.places)
 
     def loaded_tokens(self, replica: ReplicaIndex) -> int:
         """Return tokens of `matched_on` that the replica must load into its engine's memory first. O(depth)."""
-        return sum([tokens for _, tokens in self._loads(replica)]) if self._cluster.tiers else 0
+        return sum([tokens for _, tokens in self._loads(replica)]) if self._cluster.tiers.places else 0
 
     def loading_s(self, replica: ReplicaIndex) -> float:
         """Return seconds that takes; no more than to compute them. O(depth)."""
-        loads = self._loads(replica) if self._cluster.tiers else []
+        loads = self._loads(replica) if self._cluster.tiers.places else []
         return loading_s(loads, self.cost_model, self._num_tokens, self.matched_on(replica)) if loads else 0.0
 
     def _loads(self, replica: ReplicaIndex) -> list[tuple[Tier, int]]:
@@ -351,7 +351,7 @@ class ClusterView:
                     size = sizes[replica]
                     usable = usable_tokens(tokens, self._num_tokens, size)
                 held[replica] = usable
-        if self._cluster.tiers:
+        if self._cluster.tiers.places:
             for replica in replicas:
                 held[replica] = self.matched_on(replica)
         if len(replicas) == len(self.replicas):
@@ -391,7 +391,7 @@ class ClusterView:
             load_s=load_s,
             eviction_s=self._eviction_s(replicas, matched) if eviction_s is None else eviction_s,
             prefill_s=prefill_s,
-            loaded=[self.loaded_tokens(replica) for replica in replicas] if self._cluster.tiers else None,
+            loaded=[self.loaded_tokens(replica) for replica in replicas] if self._cluster.tiers.places else None,
         )
 
     def _eviction_s(self, replicas: list[ReplicaIndex], matched: list[int]) -> list[float]:

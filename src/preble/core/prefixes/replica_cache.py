@@ -24,7 +24,8 @@ class ReplicaCache:
     """The entries of one replica. `bit`: its bit in the nodes' masks. `used_tokens`: cached or about to be, in all.
 
     `in_use_tokens`: those of them that requests in flight use, each token once. `capacity`: how many it can cache, or
-    `UNKNOWN_CAPACITY`. `version` grows with every change.
+    `UNKNOWN_CAPACITY`. `is_crowded`: more was placed here than fits, so that what waits will evict something. `version`
+    grows with every change.
     Every change of an entry goes through a method here, which keeps the masks of the nodes in step.
     """
 
@@ -40,6 +41,7 @@ class ReplicaCache:
         "bit",
         "capacity",
         "in_use_tokens",
+        "is_crowded",
         "names",
         "used_tokens",
         "version",
@@ -49,6 +51,7 @@ class ReplicaCache:
         self.bit = 1 << replica
         self.capacity = UNKNOWN_CAPACITY
         self.used_tokens = 0
+        self.is_crowded = False
         self.in_use_tokens = 0
         self.version = 0
         self._size = size
@@ -118,11 +121,6 @@ class ReplicaCache:
         """Return leading tokens of `node` that the replica caches already."""
         entry = self._entries.get(node)
         return 0 if entry is None else entry.held
-
-    @property
-    def is_crowded(self) -> bool:
-        """Whether more was placed here than fits, so that what waits will evict something."""
-        return self.used_tokens > self.capacity
 
     def tokens_left(self, node: Node) -> int:
         """Return leading tokens of `node` that a crowded cache will have left when all that was placed is computed.
@@ -261,7 +259,7 @@ class ReplicaCache:
             assert (node in seen) == bool(entry.held or entry.ref_count)
             assert bool(node.full_holders & self.bit) == (entry.tokens_in(node) == node.num_tokens)
         assert (used, pinned) == (self.used_tokens, self.in_use_tokens)
-        assert bool(self._size.crowded & self.bit) == self.is_crowded
+        assert bool(self._size.crowded & self.bit) == self.is_crowded == (self.used_tokens > self.capacity)
         self.names.check(self._entries.values())
 
     def close(self) -> list[Node]:
@@ -302,6 +300,7 @@ class ReplicaCache:
     def _use(self, tokens: int) -> None:
         """This many tokens more are used, or less."""
         self.used_tokens += tokens
+        self.is_crowded = self.used_tokens > self.capacity
         if self.is_crowded:
             self._size.crowded |= self.bit
         else:

@@ -83,13 +83,14 @@ class PlacedClient(Answering):
         self, settings: IntakeSettings, endpoint: Endpoint, connection: ClientConnection, head: RequestHead
     ) -> None:
         super().__init__(connection, head)
+        declared = head.declared_bytes
         self.endpoint = endpoint
         self.under_way: set[Attempt] = set()
         self.memory = BodyShare(settings.bodies)
         self.tasks = connection.shared.tasks
         self.loop = connection.loop
         self._settings = settings
-        self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
+        self._body = LimitedBody(settings.limits.max_body_bytes, declared, self.memory)
 
     # the body
 

@@ -290,7 +290,6 @@ class EngineTokens(TokensWithMedia):
 
     async def ask(self, body: bytes, model: str | None) -> PackedTokens | None:
         """Return a replica's own ids for a body, None if no replica has any. Raises: RequestError."""
-        await asyncio.sleep(0)  # asking needs a task, and a request has none until it waits
         engines = list(self._engines_for(model))
         self._turn += 1
         for i in range(len(engines)):

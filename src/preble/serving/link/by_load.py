@@ -17,7 +17,7 @@ from preble.core.policies.baselines import LeastLoad
 from preble.core.policies.policy import Choice
 from preble.core.policies.view import ClusterView
 from preble.core.types import Reason, ReplicaId, Request
-from preble.core.types.life import Lost
+from preble.core.types.life import Ended, Lost
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.engines import Engine, ModelNames
@@ -61,7 +61,7 @@ class PlacingByLoad:
         self._share = share
         self._loop = asyncio.get_running_loop()
         self._key_limits = KeyLimits()
-        self._placements.listen(self._key_limits)
+        self._placements.listen(self._key_limits, Ended)
         self.limit = InFlightLimit(shared_limits(config, share), self._key_limits)
 
     def place(self, request: Request, terms: Terms) -> LocalPlaced:

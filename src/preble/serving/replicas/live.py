@@ -265,7 +265,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
     def engines_for(self, model: str | None) -> list[Engine]:
         """Return the clients of the live replicas that take requests for `model`. Raises: UnknownModel."""
         others = self.not_serving(model) | self.held_back
-        return [replica.engine for replica_id, replica in self.items() if replica_id not in others]
+        return [replica.engine for replica_id, replica in self._replicas.items() if replica_id not in others]
 
     def engine(self, replica_id: ReplicaId) -> Engine:
         """Return a live replica's client. Raises: NoReplicaError: it is not live."""
