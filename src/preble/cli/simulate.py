@@ -122,10 +122,10 @@ def _table(result: SimResult) -> Group:
         "GPU seconds": f"{result.gpu_s:.1f} ({result.gpu_s / duration_s if duration_s else 0.0:.0%} busy)",
         "GPU seconds per replica": " / ".join(f"{totals.gpu_s:.1f}" for totals in result.replicas.values()),
         "preemptions": str(sum(totals.preemptions for totals in result.replicas.values())),
-        "placed by": ", ".join(f"{count} {reason}" for reason, count in result.reasons.items()),
+        "requests, by reason": ", ".join(f"{count} {reason}" for reason, count in result.reasons.items()),
     }
     if result.replications:  # of a policy that rebalances
-        cells["prefixes replicated by rebalancing"] = str(sum(change.added for change in result.replications))
+        cells["replicas added to a prefix between requests"] = str(sum(change.added for change in result.replications))
         cells["and given up again"] = str(sum(not change.added for change in result.replications))
     title = f"simulated: {config.replicas} x {config.profile.name}, {config.num_blocks * config.block_size:,} KV tokens"
     return cells_table({config.policy: cells}, f"{title}, seed {config.seed}\n{result.workload_note}")

@@ -24,6 +24,7 @@ def test_people_get_a_table_and_progress_on_stderr() -> None:
     assert result.exit_code == 0
     assert "round_robin" in result.stdout and "TTFT p99" in result.stdout and "GPU seconds" in result.stdout
     assert "2 x a6000-mistral-7b, 24,000 KV tokens, seed 3" in " ".join(result.stdout.split())
+    assert "requests, by reason" in result.stdout  # `replicate` is one; what a search adds between requests is another
     assert "30/30 requests" in result.stderr
 
 
