@@ -299,9 +299,9 @@ async def test_a_front_end_without_requests_is_heard_less_often(tmp_path: Path) 
                 one.front_end._link.pulse(number)
             return sent
 
-        assert pulses() == [protocol.Heard, protocol.Numbers]
+        assert pulses() == [protocol.Heard, protocol.MetricsReport]
         async with one.placed("a"):
-            assert pulses() == [*[protocol.Heard] * 5, protocol.Numbers]
+            assert pulses() == [*[protocol.Heard] * 5, protocol.MetricsReport]
 
 
 @pytest.mark.plain
@@ -322,8 +322,8 @@ async def test_a_request_takes_two_messages_to_the_scheduler_process(tmp_path: P
             c.end()
             (await b.place_again()).end()
         await eventually(lambda: one.serving.num_admitted == 0)
-        of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.Numbers)]
-        place, report = protocol.Place, protocol.Reported
+        of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.MetricsReport)]
+        place, report = protocol.Place, protocol.PlacementReport
         expected = [place, report, place, place, report, report, protocol.PlaceAgain]
         assert of_requests[: len(expected)] == expected, "an end waits for nothing but its own request's leave"
 
@@ -474,6 +474,6 @@ async def test_a_client_that_leaves_while_its_request_moves_has_the_move_withdra
                 await eventually(lambda: protocol.PlaceAgain in received)
                 asked.cancel()
                 await eventually(lambda: one.serving.num_admitted == 0)
-        of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.Numbers)]
-        expected = [protocol.Place, protocol.Reported, protocol.PlaceAgain, protocol.Withdraw, protocol.Leave]
+        of_requests = [kind for kind in received if kind not in (protocol.Heard, protocol.MetricsReport)]
+        expected = [protocol.Place, protocol.PlacementReport, protocol.PlaceAgain, protocol.Withdraw, protocol.Leave]
         assert of_requests == expected

@@ -137,7 +137,7 @@ class GroupMember:
                 self._remember(own)
         elif not own.has_token:
             own.has_token = True
-            self._tell(m.Reported(own.number, fact))
+            self._tell(m.RequestReport(own.number, fact))
 
     def _remember(self, own: _Own) -> None:
         self._computed.append(own)
@@ -172,7 +172,7 @@ class GroupMember:
 
     def _end(self, own: _Own, end: Ended) -> None:
         del self._own[own.request.request_id], self._numbers[own.number]
-        self._tell(m.Reported(own.number, end))
+        self._tell(m.RequestReport(own.number, end))
 
     def _tell(self, message: Message) -> None:
         if self._peers:  # else nobody hears it; a new peer gets everything
@@ -194,7 +194,7 @@ class GroupMember:
             )
         )
         if own.has_token:
-            self._send(m.Reported(own.number, FIRST_TOKEN))
+            self._send(m.RequestReport(own.number, FIRST_TOKEN))
 
     def _name(self, request: Request, *, whole: bool = False) -> PromptName:
         """Return the prompt's name for the next message. Sends the pieces that the name builds on."""
@@ -251,7 +251,7 @@ class GroupMember:
                 prompt = self._book.read(PromptName(head, tail))
                 if prompt and sender not in self._known_to:  # else we have heard of it when it was placed
                     self._scheduler.assume(PeerHeld(sender, ReplicaId(replica), prompt, namespace), now)
-            case m.Reported(number, fact):
+            case m.RequestReport(number, fact):
                 self._take_report(sender, peer, number, fact, now)
             case Beat():
                 self._take_beat(sender, peer, message, now)

@@ -57,7 +57,7 @@ class Held(_Message, frozen=True, tag="h"):
     namespace: Annotated[str, Meta(max_length=512)] = ""
 
 
-class Reported(_Message, frozen=True, tag="r"):
+class RequestReport(_Message, frozen=True, tag="r"):
     """What has happened to a request that the sender has placed."""
 
     number: Number
@@ -110,7 +110,7 @@ class Left(_Message, frozen=True, tag="l"):
     """The sender stops, and has nothing in flight any more."""
 
 
-Message = Tokens | PlacedRequest | Held | Reported | Beat | Again | Unknown | Ejected | Used | Left
+Message = Tokens | PlacedRequest | Held | RequestReport | Beat | Again | Unknown | Ejected | Used | Left
 
 
 class Packet(msgspec.Struct, frozen=True, array_like=True):
@@ -187,8 +187,8 @@ def split(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
 def decode(body: bytes) -> Packet:
     """Return the packet. Raises: BadPacket.
 
-    >>> decode(encode(PeerId("east"), 1, (Reported(7, FirstToken()),))).messages
-    (Reported(number=7, fact=FirstToken()),)
+    >>> decode(encode(PeerId("east"), 1, (RequestReport(7, FirstToken()),))).messages
+    (RequestReport(number=7, fact=FirstToken()),)
     """
     try:
         packet = _decoder.decode(body)

@@ -203,11 +203,11 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             m.Place: self._place,
             m.PlaceAgain: self._place_again,
             m.Withdraw: self._withdraw,
-            m.Reported: self._take_report,
+            m.PlacementReport: self._take_report,
             m.Suspect: lambda message: self._host.suspect(message.replica_id),
             m.Heard: self._hear,
             m.PageRequest: self._ask,
-            m.Numbers: self._note_numbers,
+            m.MetricsReport: self._note_numbers,
         }
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -298,7 +298,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         weighed = tuple(at.candidates) if terms is not None and terms.is_traced else ()
         self.send(m.PlacedOn(number, at.request_id, at.replica_id, at.reason, *tokens, placed.placed_at, weighed))
         # After it: the replica may have left since the request's turn, and the carrier is told so at once.
-        self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.Reported(number, loss))))
+        self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.PlacementReport(number, loss))))
 
     def _withdraw(self, message: m.Withdraw) -> None:
         if message.number in self._placed:  # perhaps by a task that has ended in this turn of the event loop
@@ -306,7 +306,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         elif (task := self._tasks.get(message.number)) is not None:
             task.cancel()
 
-    def _take_report(self, message: m.Reported) -> None:
+    def _take_report(self, message: m.PlacementReport) -> None:
         if message.number in self._placed and not isinstance(message.fact, Lost):  # else it was withdrawn
             with suppress(NoReplicaError):  # it moved to a replica that has just left, so it will fail or move again
                 self._report(message.number, message.fact)
@@ -342,7 +342,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self.send(m.Count(number))
         return future
 
-    def _note_numbers(self, message: m.Numbers) -> None:
+    def _note_numbers(self, message: m.MetricsReport) -> None:
         self.readings = message.readings
         if (future := self._counts.pop(message.number, None)) is not None and not future.done():
             future.set_result(None)

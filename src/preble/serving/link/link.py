@@ -190,9 +190,9 @@ class SchedulerLink:
             return
         if isinstance(fact, Ended):
             del self._placed[placed.number]
-            self._connection.end(m.Reported(placed.number, fact), placed.admitted)
+            self._connection.end(m.PlacementReport(placed.number, fact), placed.admitted)
         else:
-            self._send(m.Reported(placed.number, fact))
+            self._send(m.PlacementReport(placed.number, fact))
 
     def tell(self, message: m.Message) -> None:
         """Send a message that is about no placement. Drops it while the scheduler process is away."""
@@ -220,7 +220,7 @@ class SchedulerLink:
                 self._admitted(message)
             case m.Refused():
                 self._refused(message)
-            case m.Reported():
+            case m.PlacementReport():
                 if (placed := self._placed.get(message.number)) is not None and isinstance(message.fact, Lost):
                     placed.lose(message.fact)
             case m.Replicas():
@@ -228,7 +228,7 @@ class SchedulerLink:
                 if not self.is_up:
                     self._began()
             case m.Count():
-                self._send(m.Numbers(message.number, self._readings()))
+                self._send(m.MetricsReport(message.number, self._readings()))
             case m.Welcome() | m.HeardReply():
                 pass
 
@@ -291,7 +291,7 @@ class SchedulerLink:
         if self._tickets or is_full:
             self._send(m.Heard(self._last_heard()))
         if is_full:
-            self._send(m.Numbers(0, self._readings()))
+            self._send(m.MetricsReport(0, self._readings()))
 
     def _last_heard(self) -> dict[int, float]:
         heard = {}
@@ -332,10 +332,10 @@ class _Connection(FrameProtocol[m.FromScheduler]):
         self.heard_at = self._loop.time()
         self.is_over = asyncio.Event()
         self._num_pulses = 0
-        self._end: tuple[m.Reported, int] | None = None
+        self._end: tuple[m.PlacementReport, int] | None = None
         """An end that is not sent yet, with the number of its request's admission."""
 
-    def end(self, message: m.Reported, admitted: int) -> None:
+    def end(self, message: m.PlacementReport, admitted: int) -> None:
         """Send the end of a placement. If nothing but the request's `leave` follows, both are one message."""
         self._put_end()
         self._end = (message, admitted)

@@ -79,7 +79,7 @@ class Withdraw(Message, tag=5):
     number: int
 
 
-class Reported(Message, tag=6):
+class PlacementReport(Message, tag=6):
     """What has happened to a placement; see `preble.core.types.life`. The carrier hears with it that a replica has left
     (`Lost`), and reports the rest. `leaves`: in place of a `Leave` after an end, its number."""
 
@@ -112,7 +112,7 @@ class PageRequest(Message, tag=9):
     body: bytes = b""
 
 
-class Numbers(Message, tag=10):
+class MetricsReport(Message, tag=10):
     """A carrier's own metrics: the answer to `Count`, and also sent every five seconds with number 0."""
 
     number: int
@@ -197,10 +197,20 @@ class HeardReply(Message, tag=8):
 
 
 ToScheduler: TypeAlias = (
-    Hello | Admit | Leave | Place | PlaceAgain | Withdraw | Reported | Suspect | Heard | PageRequest | Numbers
+    Hello
+    | Admit
+    | Leave
+    | Place
+    | PlaceAgain
+    | Withdraw
+    | PlacementReport
+    | Suspect
+    | Heard
+    | PageRequest
+    | MetricsReport
 )
 FromScheduler: TypeAlias = (
-    Welcome | Replicas | Admitted | PlacedOn | Refused | Reported | PageAnswer | Count | HeardReply
+    Welcome | Replicas | Admitted | PlacedOn | Refused | PlacementReport | PageAnswer | Count | HeardReply
 )
 
 _KINDS: Mapping[str, type[PrebleError]] = MappingProxyType(
