@@ -26,10 +26,11 @@ from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(console|sh)$\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-RUN = ("preble ", "curl ", "for ", "G=")
-ELSEWHERE = ("pip ", "git ", "python", ". ", "vllm ", "make ", "PREBLE_QUEUE_ORDER=")
+RUN = ("preble ", "curl ", "for ", "G=", "eval ", "PREBLE_AUTH__", "PREBLE_TRACING__")
+ELSEWHERE = ("pip ", "git ", "python", ". ", "vllm ", "make ", "PREBLE_QUEUE_ORDER=", "/opt/")
+ELSEWHERE += ("cp deploy/", "systemctl ", "docker ", "helm ", "_PREBLE_COMPLETE=fish")
 """Beginnings of what needs an engine, a GPU or an installation of its own."""
-SERVERS = ("preble up ", "preble serve ", "preble select ")
+SERVERS = re.compile(r"(PREBLE_\w+=\S+ )?preble (up|serve|select) ")
 ASKING = ("preble explain", "preble check")
 """They ask port 8000 if they are not told another."""
 GATEWAY = "preble serve --replica http://gpu1:8000 --replica http://gpu2:8000"
@@ -53,8 +54,13 @@ WALKS = (
     Walk("README.md", renamed={"curl -i": "curl -i -H 'X-Request-Id: ID'"}),
     Walk("docs/index.md", renamed={"curl -i": "curl -i -H 'X-Request-Id: ID'"}),
     Walk("docs/quickstart.md", renamed={"--requests 100": "--requests 20"}),
+    Walk("docs/howto/deploying.md"),
     Walk("docs/howto/explain.md", (GATEWAY, *map(ASK.format, ASKED), LOG("decisions"))),
     Walk("docs/howto/fleet.md", (GATEWAY,), {"PREBLE_AUTH__ADMIN_KEYS": "ADMIN_KEY"}),
+    Walk(
+        "docs/howto/migrating.md",
+        ("preble workload make toolbench --requests 100 --out your-log.jsonl.gz",),
+    ),
     Walk("docs/howto/parity.md", (f"{GATEWAY} --tokenizer MODEL",)),
     Walk(
         "docs/howto/selection-service.md",
@@ -66,6 +72,12 @@ WALKS = (
         "docs/howto/sizing.md",
         ("preble workload make toolbench --requests 100 --out trace.jsonl.gz",),
         renamed={"--requests 5000": "--requests 100"},
+    ),
+    Walk("docs/howto/tenants.md", renamed={"serve ...": "serve --replica http://gpu1:8000"}),
+    Walk(
+        "docs/howto/tracing.md",
+        ("echo 'replicas = [\"http://gpu1:8000\"]' > preble.toml",),
+        renamed={"collector:4318": "127.0.0.1:9"},
     ),
     Walk("docs/howto/troubleshooting.md", (f"{GATEWAY} --tokenizer MODEL",)),
     Walk("docs/howto/vllm.md"),
@@ -125,9 +137,14 @@ def script(walk: Walk, replicas: list[str]) -> str:
     page = commands((ROOT / walk.page).read_text(encoding="utf-8"))
     assert [command for command in page if not command.startswith((*RUN, *ELSEWHERE))] == []
     port = free_port()
-    places = {"127.0.0.1:8000": f"127.0.0.1:{port}", "127.0.0.1:8092": f"127.0.0.1:{port}", "--port 8092": ""}
+    places = {
+        **walk.renamed,
+        "127.0.0.1:8000": f"127.0.0.1:{port}",
+        "127.0.0.1:8092": f"127.0.0.1:{port}",
+        "--port 8092": "",
+    }
     places |= {f"http://gpu{number}:{old}": replicas[number - 1] for number in (1, 2) for old in (8000, 8100, 30000)}
-    places |= {"http://gpu3:8000": replicas[2], "http://10.0.0.5:8000": replicas[2]} | walk.renamed
+    places |= {"http://gpu3:8000": replicas[2], "http://10.0.0.5:8000": replicas[2]}
     parts = ["set -eu -o pipefail", "stop() { kill $(jobs -p) 2>/dev/null || true; wait || true; }", "trap stop EXIT"]
     for printed in (*walk.before, *(command for command in page if command.startswith(RUN))):
         command = printed
@@ -135,7 +152,7 @@ def script(walk: Walk, replicas: list[str]) -> str:
             command = command.replace(old, new)
         if command.startswith(ASKING) and not {"--url", "--log"} & set(command.split()):
             command = re.sub(r"^preble \w+", rf"\g<0> --url http://127.0.0.1:{port}", command)
-        if command.startswith(SERVERS):
+        if SERVERS.match(command):
             command = re.sub(r"\s#.*", "", command)
             command = f"stop\n{command} &\nuntil preble ready; do kill -0 $!; done"
         parts += [f"echo {shlex.quote(printed.splitlines()[0])}", command]
