@@ -17,6 +17,7 @@ import structlog
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 """Between the end of a task and its next start. One that has run for longer than the longest starts from the first."""
+CANCEL_AGAIN_S = 1.0
 _RNG = Random()
 
 
@@ -73,6 +74,29 @@ async def run(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         log = structlog.get_logger()
         log.error("task_ended", task=name, error=text, starts_again_in_s=round(wait_s, 2), exc_info=error)
         await asyncio.sleep(wait_s)
+
+
+async def end(*tasks: asyncio.Task[Any]) -> None:
+    """Cancel tasks, and return when they have ended; their errors are not raised.
+
+    Cancels again those that go on: a library may take a cancellation for a failure of its own, or lose it, as
+    `asyncio.wait_for` of Python 3.11 does if what it waits for comes at the same moment.
+    """
+    while going_on := {task for task in tasks if not task.done()}:
+        for task in going_on:
+            task.cancel()
+        await asyncio.wait(going_on, timeout=CANCEL_AGAIN_S)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def check_cancelled() -> None:
+    """Call this after a library's work, in a task that nobody waits for.
+
+    Raises: CancelledError: the running task was cancelled, and the library has lost it; see `end`.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 async def _end_of(work: Callable[[], Coroutine[Any, Any, None]]) -> BaseException | None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import sys
 from unittest import mock
 
 import pytest
+from dns.resolver import NoAnswer
 
 from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery import Source, make_source
 from preble.errors import ConfigError
 from support.dns_server import DnsServer, dns_server
-from support.members import followed
-from support.waiting import eventually
+from support.members import Followed, followed
+from support.waiting import PATIENCE_S, eventually
 
 NAME = GroupConfig(dns="vllm.test", port=8000)
 SRV = GroupConfig(srv="_http._tcp.vllm.test")
@@ -40,6 +43,24 @@ async def test_a_record_that_lives_long_is_not_asked_for_again() -> None:
             await eventually(lambda: other.num_asked >= 3)
             assert found.urls == often.urls == ["http://10.0.0.1:8000"]
             assert server.num_asked == 1
+
+
+async def test_a_source_that_is_no_longer_followed_ends_though_the_lookup_loses_the_cancellation() -> None:
+    """`asyncio.wait_for` of Python 3.11, with which the library waits, loses it if the answer comes at that moment."""
+    async with dns_server() as server:
+        server.records["vllm.test.", "A"] = (1, ["10.0.0.1"])
+        followed_source = source(server)
+        task = asyncio.create_task(Followed(followed_source).run())
+
+        async def answers(*_: object) -> object:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            raise NoAnswer
+
+        with mock.patch.object(followed_source._resolver, "resolve", answers):
+            await asyncio.wait({task}, timeout=PATIENCE_S)
+            assert task.cancelled()
 
 
 async def test_a_name_with_ipv6_addresses_only_is_followed_too() -> None:

@@ -172,8 +172,13 @@ def test_a_program_whose_guard_was_killed_while_it_started_does_not_start(guard_
 
 
 SHARING = """
-import multiprocessing, sys, time
+import array, fcntl, multiprocessing, sys, termios, time
+from multiprocessing import resource_tracker
 semaphore = multiprocessing.get_context("spawn").Semaphore(1)
+unread = array.array("i", [1])
+while unread[0]:  # until the tracker has started, and knows of the semaphore
+    fcntl.ioctl(resource_tracker._resource_tracker._fd, termios.FIONREAD, unread)
+    time.sleep(0.01)
 print(semaphore._semlock.name, file=sys.stderr, flush=True)
 time.sleep(600)
 """

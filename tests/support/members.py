@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
+from preble import background
 from preble.discovery import Member, Source
 
 
@@ -34,6 +35,4 @@ async def followed(source: Source) -> AsyncIterator[Followed]:
     try:
         yield follower
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await background.end(task)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from random import Random
 
 import pytest
@@ -8,6 +9,7 @@ from structlog.testing import capture_logs
 
 from preble import background
 from preble.background import Backoff
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +79,30 @@ def test_each_wait_is_shortened_at_random_by_at_most_half() -> None:
     waits = [backoff.next_s() for _ in range(100)]
     assert len(set(waits)) > 50
     assert 4.0 <= min(waits) < 5.0 and 7.0 < max(waits) <= 8.0
+
+
+async def loses_a_cancellation(loses: int) -> None:
+    """Lose this many cancellations, as `asyncio.wait_for` of Python 3.11 may lose one."""
+    for _ in range(loses):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+    background.check_cancelled()
+    await asyncio.Event().wait()
+
+
+async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "CANCEL_AGAIN_S", 0.001)
+    stubborn, willing, failed = (asyncio.create_task(loses_a_cancellation(loses)) for loses in (3, 0, 0))
+    failed.cancel()
+    await asyncio.sleep(0)
+    await background.end(stubborn, willing, failed)
+    assert stubborn.cancelled() and willing.cancelled() and failed.cancelled()
+    await background.end()
+
+
+async def test_a_lost_cancellation_is_raised_where_the_task_looks() -> None:
+    task = asyncio.create_task(loses_a_cancellation(1))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=PATIENCE_S)
+    assert task.cancelled()

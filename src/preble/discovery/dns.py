@@ -12,6 +12,7 @@ from dns.exception import DNSException
 from dns.nameserver import Do53Nameserver
 from dns.resolver import NoAnswer
 
+from preble import background
 from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery.member import Member, member_at
 from preble.discovery.source import Source
@@ -57,6 +58,7 @@ class DnsSource(Source):
                 if found.members != last:
                     last = found.members
                     yield last
+            background.check_cancelled()
             await asyncio.sleep(pause_s)
 
     async def _by_name(self) -> _Found:

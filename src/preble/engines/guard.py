@@ -24,8 +24,8 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-REAP_S = 5.0
-TIDY_S = 2.0
+REAP_S = 10.0
+TIDY_S = 5.0
 """How long Python's own helpers may take to remove the shared memory of processes that were killed."""
 TIDIES = b"multiprocessing.resource_tracker"
 LEFT = "/dev/shm/sglang_loads_"

@@ -113,9 +113,7 @@ class Group:
 
     async def close(self) -> None:
         """Tell the peers that we stop, and leave."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await background.end(*self._tasks)
         self._member.leave()
         await self._send_waiting()
         await self._bus.close()

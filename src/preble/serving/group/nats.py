@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import structlog
 
+from preble import background
 from preble.config import PeersConfig
 from preble.errors import ConfigError
 from preble.peers.packets import MAX_PACKET_BYTES, VERSION
@@ -63,10 +64,7 @@ class NatsBus:
     async def close(self) -> None:
         """Send what is left, and stop. From then on a lost connection is not reported."""
         self._on_change = lambda is_connected: None
-        while not self._connecting.done():  # the library may take a cancellation for a failure, and go on
-            self._connecting.cancel()
-            await asyncio.wait({self._connecting}, timeout=_RETRY_S)
-        await asyncio.gather(self._connecting, return_exceptions=True)
+        await background.end(self._connecting)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 if self._client.is_connected:

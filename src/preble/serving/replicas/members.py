@@ -217,7 +217,8 @@ class Members:
         """Leave every replica at once."""
         for url in list(self._watched):
             self._leave(url, lets_end=False)
-        tasks = [*self._leaving, *(task for _, task in self._sources.values())]
+        await background.end(*(task for _, task in self._sources.values()))
+        tasks = [*self._leaving]
         if self._settling is not None:
             tasks.append(self._settling)
         for task in tasks:
