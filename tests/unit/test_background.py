@@ -91,6 +91,7 @@ async def loses_a_cancellation(loses: int) -> None:
 
 
 async def test_a_task_that_loses_a_cancellation_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # shipped: 1 s, which the test would wait for three times
     monkeypatch.setattr(background, "CANCEL_AGAIN_S", 0.001)
     stubborn, willing, failed = (asyncio.create_task(loses_a_cancellation(loses)) for loses in (3, 0, 0))
     failed.cancel()
