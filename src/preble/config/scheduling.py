@@ -103,6 +103,14 @@ class SchedulerConfig(Struct, frozen=True, forbid_unknown_fields=True):
             why="a profile that is off by a factor of two is right after a minute or two (docs/decisions/0006)",
         ),
     ] = True
+    learned_file: Annotated[
+        str | None,
+        about(
+            "File that keeps over a restart what was learned: the lengths of answers by prefix, and the correction of "
+            "the cost profile. It has digests of prompts, no text. One gateway, one file.",
+            why="only an operator knows a folder that outlives the process",
+        ),
+    ] = None
 
 
 class DecisionsConfig(Struct, frozen=True, forbid_unknown_fields=True):

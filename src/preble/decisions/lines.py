@@ -13,6 +13,7 @@ from msgspec import Meta
 from preble import __version__
 from preble.core.costs.model import CostProfile
 from preble.core.types import (
+    NOTHING_LEARNED,
     BlocksDemoted,
     BlocksShared,
     BlocksStored,
@@ -20,6 +21,7 @@ from preble.core.types import (
     CacheCleared,
     Candidate,
     EventsLost,
+    Learned,
     PeerId,
     Placement,
     Reason,
@@ -61,7 +63,7 @@ class _Line(
 class Header(_Line, frozen=True, tag="log"):
     """The first line. `tokens`: whether token ids are the model's own. `unix_time_s`: the Unix time at `t`.
 
-    `gateway`: which gateway of a group decided; "" for one that has no peers.
+    `gateway`: which gateway of a group decided; "" for one that has no peers. `learned`: what the scheduler began with.
     """
 
     version: int
@@ -72,6 +74,7 @@ class Header(_Line, frozen=True, tag="log"):
     settings: SchedulerSettings
     profile: CostProfile
     gateway: str = ""
+    learned: Learned = NOTHING_LEARNED
 
 
 class _Event(_Line, frozen=True):
@@ -287,6 +290,7 @@ def header_line(
     settings: SchedulerSettings,
     profile: CostProfile,
     gateway: str = "",
+    learned: Learned = NOTHING_LEARNED,
 ) -> Header:
     return Header(
         version=VERSION,
@@ -297,6 +301,7 @@ def header_line(
         settings=settings,
         profile=profile,
         gateway=gateway,
+        learned=learned,
     )
 
 

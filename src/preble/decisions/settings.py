@@ -8,6 +8,7 @@ from preble.core.costs.model import CostModel, CostProfile
 from preble.core.costs.refit import RefitSettings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
+from preble.core.types import NOTHING_LEARNED, Learned
 from preble.plugins.policies import make_policy
 
 
@@ -26,10 +27,16 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     refit: bool = False
 
 
-def make_scheduler(settings: SchedulerSettings, profile: CostProfile, policy: Policy | None = None) -> GlobalScheduler:
+def make_scheduler(
+    settings: SchedulerSettings,
+    profile: CostProfile,
+    policy: Policy | None = None,
+    learned: Learned = NOTHING_LEARNED,
+) -> GlobalScheduler:
     """Return a scheduler without replicas. Equal arguments and equal calls make equal decisions.
 
-    `policy`: a fresh one, instead of the one that `settings` names. Raises: ConfigError: no such policy.
+    `policy`: a fresh one, instead of the one that `settings` names. `learned`: what it begins with.
+    Raises: ConfigError: no such policy.
     """
     return GlobalScheduler(
         policy if policy is not None else make_policy(settings.policy),
@@ -40,4 +47,5 @@ def make_scheduler(settings: SchedulerSettings, profile: CostProfile, policy: Po
         belief_ttl_s=settings.belief_ttl_s,
         index_budget_bytes=settings.index_budget_bytes,
         refit=RefitSettings() if settings.refit else None,
+        learned=learned,
     )

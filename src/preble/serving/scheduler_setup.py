@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -15,6 +15,7 @@ import structlog
 
 from preble.config import GatewayConfig
 from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import NOTHING_LEARNED, Learned
 from preble.decisions.lines import header_line
 from preble.decisions.names import KEY_BYTES, LogNames
 from preble.decisions.recent import RecentDecisions
@@ -22,20 +23,24 @@ from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.decisions.writer import LogFile, LogWriter, MiB
 from preble.profiles import load_profile
+from preble.serving.learned_file import LearnedFile
 
 DEFAULT_PROFILE = "a100-mistral-7b"
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
-    """Who decides, and where decisions are kept. `log`: None where none is written."""
+    """Who decides, and where decisions are kept. `log`, `learned_file`: None where none is written."""
 
     scheduler: GlobalScheduler
     recent: RecentDecisions
     log: LogWriter | None
+    learned_file: LearnedFile | None
 
     async def close(self) -> None:
-        """Write the rest of the log."""
+        """Write what was learned, and the rest of the log."""
+        if self.learned_file is not None:
+            await self.learned_file.close()
         if self.log is not None:
             await asyncio.to_thread(self.log.close)
 
@@ -43,23 +48,30 @@ class Scheduling:
 def start_scheduling(config: GatewayConfig, scheduler: GlobalScheduler | None = None) -> Scheduling:
     """Return the scheduler and its log. Call it in a running event loop, whose clock the scheduler then uses.
 
-    `scheduler`: made as configured unless given; one that is given is not logged.
-    Raises: ConfigError: no such policy or profile; the log cannot be written.
+    `scheduler`: made as configured unless given; one that is given is not logged, and what it learns is not kept.
+    Raises: ConfigError: no such policy or profile; the log or the file of what is learned cannot be written.
     """
-    log = None
+    log = learned_file = None
     if scheduler is None:
-        scheduler = build_scheduler(config)
-        log = _open_log(config)
+        path, learned = config.scheduler.learned_file, NOTHING_LEARNED
+        if path is not None:
+            learned_file = LearnedFile(Path(path), config.profile or DEFAULT_PROFILE)
+            learned = learned_file.read()
+        scheduler = build_scheduler(config, learned)
+        log = _open_log(config, learned)
         if log is not None:
             scheduler.listen(DecisionRecorder(log))
+        if learned_file is not None:
+            learned_file.keep(scheduler)
     unix_offset_s = time.time() - asyncio.get_running_loop().time()
     recent = RecentDecisions(scheduler.policy.name, config.decisions.remembered, unix_offset_s=unix_offset_s)
-    return Scheduling(scheduler, recent, log)
+    return Scheduling(scheduler, recent, log, learned_file)
 
 
-def build_scheduler(config: GatewayConfig) -> GlobalScheduler:
+def build_scheduler(config: GatewayConfig, learned: Learned = NOTHING_LEARNED) -> GlobalScheduler:
     """Raises: ConfigError: no such policy or profile."""
-    return make_scheduler(scheduler_settings(config), load_profile(config.profile or DEFAULT_PROFILE))
+    profile = load_profile(config.profile or DEFAULT_PROFILE)
+    return make_scheduler(scheduler_settings(config), profile, learned=learned)
 
 
 def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
@@ -82,15 +94,17 @@ def gateway_name(config: GatewayConfig) -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _open_log(config: GatewayConfig) -> LogWriter | None:
+def _open_log(config: GatewayConfig, learned: Learned) -> LogWriter | None:
     """Raises: ConfigError: the file cannot be written."""
     decisions = config.decisions
     if decisions.log is None:
         return None
     names = LogNames(secrets.token_bytes(KEY_BYTES) if decisions.log_tokens == "renamed" else None)
+    if names.renames_tokens:  # the digests are of tokens that the log must not show
+        learned = replace(learned, lengths=())
     profile = load_profile(config.profile or DEFAULT_PROFILE)
     now = asyncio.get_running_loop().time()
-    header = header_line(names, now, time.time(), scheduler_settings(config), profile, gateway_name(config))
+    header = header_line(names, now, time.time(), scheduler_settings(config), profile, gateway_name(config), learned)
     log = LogWriter(LogFile(Path(decisions.log)), header, names, max_bytes=decisions.log_max_mib * MiB)
     structlog.get_logger().warning(
         "decision_log", path=decisions.log, tokens=header.tokens, consequence="every prompt's token ids are written"

@@ -47,10 +47,10 @@ class LoadWindow:
 
     `num_requests`: requests in the window. `mean_output_tokens`: mean output length seen there in the window; where no
     request finished, that of all replicas when the replica's sums last changed, or the default. `next_expiry`: when the
-    oldest entry leaves the window, infinity if it is empty.
+    oldest entry leaves the window, infinity if it is empty. `answer_tokens`: that default, if it is known better.
     """
 
-    def __init__(self, cost_model: CostModel, window_s: float = 180.0) -> None:
+    def __init__(self, cost_model: CostModel, window_s: float = 180.0, answer_tokens: float | None = None) -> None:
         if window_s <= 0:
             raise ValueError(f"window_s must be positive, got {window_s}")
         self.window_s = window_s
@@ -70,6 +70,7 @@ class LoadWindow:
         self._oldest_use: WindowEntry | None = None
         self._finished: deque[tuple[float, ReplicaIndex, int]] = deque()
         self._all_output_tokens = 0
+        self._default_tokens = DEFAULT_OUTPUT_TOKENS if answer_tokens is None else answer_tokens
         self._num_placed = 0
         self._all_prompt_tokens = 0
         self._began_at: float | None = None
@@ -207,7 +208,7 @@ class LoadWindow:
     @property
     def mean_answer_tokens(self) -> float:
         """Mean output length seen in the window, on all replicas; the default where no request finished."""
-        return self._all_output_tokens / len(self._finished) if self._finished else DEFAULT_OUTPUT_TOKENS
+        return self._all_output_tokens / len(self._finished) if self._finished else self._default_tokens
 
     @property
     def oldest_use_s(self) -> float:

@@ -15,7 +15,7 @@ from preble.core.prefixes.matching import matched_on, usable_tokens
 from preble.core.prefixes.radix_tree import Match, Node
 from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
-from preble.core.types import ReplicaSpec, Request, Tier
+from preble.core.types import NOTHING_LEARNED, Learned, ReplicaSpec, Request, Tier
 
 
 class Recomputation:
@@ -131,14 +131,14 @@ class ClusterState:
 
     `replicas`: the table, with counts of what is in flight. `index`: the prefix trees and each replica's cache entries.
     `window`: work placed lately. `speeds`: how much slower a replica is than the others. `eviction_costs`: M of each
-    replica. `tiers`: their other places.
+    replica. `tiers`: their other places. `learned`: lengths of answers that are known from before.
     """
 
-    def __init__(self, cost_model: CostModel, window_s: float) -> None:
+    def __init__(self, cost_model: CostModel, window_s: float, learned: Learned = NOTHING_LEARNED) -> None:
         self.cost_model = cost_model
         self.replicas = ReplicaTable()
-        self.index = PrefixIndex()
-        self.window = LoadWindow(cost_model, window_s)
+        self.index = PrefixIndex(lengths=learned.lengths)
+        self.window = LoadWindow(cost_model, window_s, learned.answer_tokens)
         self.recomputation = Recomputation()
         self.speeds = ReplicaSpeeds()
         self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}

@@ -106,14 +106,21 @@ def scaled(profile: CostProfile, factors: CostFactors) -> CostProfile:
 
 
 class CostRefit:
-    """Keeps the last samples and the factors that fit them. `model`: the profile corrected by the factors."""
+    """Keeps the last samples and the factors that fit them. `model`: the profile corrected by the factors.
 
-    def __init__(self, profile: CostProfile, settings: RefitSettings | None = None) -> None:
+    The constructor's `factors`: known from before, 1 otherwise.
+    """
+
+    def __init__(
+        self, profile: CostProfile, settings: RefitSettings | None = None, factors: CostFactors | None = None
+    ) -> None:
         self.settings = settings or RefitSettings()
         self.factors = CostFactors()
-        self.model = CostModel(profile)
+        if factors is not None:
+            self.factors = CostFactors(self._bounded(factors.prefill), self._bounded(factors.decode))
+        self._as_profiled = CostModel(profile)
+        self.model = CostModel(scaled(profile, self.factors)) if factors is not None else self._as_profiled
         self._profile = profile
-        self._as_profiled = self.model
         self._prefills: deque[PrefillSample] = deque(maxlen=self.settings.num_samples)
         self._decodes: deque[DecodeSample] = deque(maxlen=self.settings.num_samples)
         self._num_new = 0
@@ -164,7 +171,10 @@ class CostRefit:
         if not ratios:
             return factor
         step = min(max(median(ratios), 1 / self.settings.max_step), self.settings.max_step)
-        return min(max(factor * step, 1 / self.settings.max_factor), self.settings.max_factor)
+        return self._bounded(factor * step)
+
+    def _bounded(self, factor: float) -> float:
+        return min(max(factor, 1 / self.settings.max_factor), self.settings.max_factor)
 
     def _alike(self, new: float, old: float) -> bool:
         return abs(new / old - 1.0) < self.settings.dead_band

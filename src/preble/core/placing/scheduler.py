@@ -10,7 +10,7 @@ from random import Random
 
 from preble.core.cluster.state import ClusterState, scoped_namespace
 from preble.core.costs.model import CostModel
-from preble.core.costs.refit import CostRefit, RefitSettings
+from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
 from preble.core.placing.assumed import AssumedRequests
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
@@ -18,13 +18,16 @@ from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Choice, Policy, Watching, failure_of
 from preble.core.policies.view import ClusterView
+from preble.core.prefixes.learned_lengths import learned_lengths
 from preble.core.types import (
+    NOTHING_LEARNED,
     BlocksDemoted,
     BlocksShared,
     BlocksStored,
     CacheChange,
     CacheCleared,
     EventsLost,
+    Learned,
     PeerId,
     Placement,
     PrefixReplication,
@@ -60,7 +63,8 @@ class GlobalScheduler:
     `index_budget_bytes`: the most memory that the prefix index may take, None for no limit. At the limit the index
     forgets what was used least recently. If that is not enough, it takes in no new prefixes
     (`SchedulerState.num_unindexed` counts them), and such requests are placed by load. `refit`: how to correct the cost
-    model from live requests, None for not at all.
+    model from live requests, None for not at all. `learned`: by another scheduler, with the same cost model
+    (`GlobalScheduler.learned`).
     """
 
     def __init__(
@@ -74,12 +78,18 @@ class GlobalScheduler:
         belief_ttl_s: float = 600.0,
         index_budget_bytes: int | None = None,
         refit: RefitSettings | None = None,
+        learned: Learned = NOTHING_LEARNED,
     ) -> None:
         self.policy = policy
         self._index_budget_bytes = index_budget_bytes
         self._listeners: list[SchedulerListener] = []
         self._rng = Random(seed)
-        self._cluster = ClusterState(cost_model, window_s)
+        self._refit = None
+        if refit is not None:
+            factors = CostFactors(learned.prefill_factor, learned.decode_factor)
+            self._refit = CostRefit(cost_model.profile, refit, factors)
+            cost_model = self._refit.model
+        self._cluster = ClusterState(cost_model, window_s, learned)
         self._replicas = self._cluster.replicas
         self._tracker = CacheTracker(
             self._cluster,
@@ -87,7 +97,6 @@ class GlobalScheduler:
             belief_ttl_s=belief_ttl_s,
             index_budget_bytes=index_budget_bytes,
         )
-        self._refit = CostRefit(cost_model.profile, refit) if refit is not None else None
         timing = TimingSamples(self._cluster, self._refit)
         self._in_flight = InFlightTable(self._cluster, self._tracker, timing)
         self._assumed = AssumedRequests(self._cluster, self._tracker, self._in_flight)
@@ -334,6 +343,16 @@ class GlobalScheduler:
             index_budget_bytes=self._index_budget_bytes,
             num_replicated=self._watching.num_replicated if self._watching is not None else 0,
         )
+
+    def learned(self) -> Learned:
+        """Return what was learned so far, for another scheduler to begin with.
+
+        O(tokens of the prefixes that are often asked for), some ten milliseconds at most.
+        """
+        factors = self._refit.factors if self._refit is not None else CostFactors()
+        answer_tokens = self._cluster.window.mean_answer_tokens
+        lengths = learned_lengths(self._cluster.index.tree)
+        return Learned(factors.prefill, factors.decode, answer_tokens, tuple(lengths))
 
     def hottest(self, at_most: int) -> list[HotPrefix]:
         """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""

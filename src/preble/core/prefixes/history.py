@@ -80,6 +80,16 @@ class PrefixHistory:
             self._num_answers += 1.0
         self._tokens = max(self._tokens + more_tokens, 0.0)
 
+    @property
+    def lengths(self) -> tuple[float, float]:
+        """How many answers count, and their output tokens together."""
+        return self._num_answers, self._tokens
+
+    def recall(self, answers: float, output_tokens: float) -> None:
+        """Begin with what was learned of the prefix before."""
+        self._num_answers = min(max(answers, 0.0), MEMORY_ANSWERS)
+        self._tokens = max(output_tokens, 0.0)
+
     def expected_tokens(self, prior: float) -> float:
         """Return output tokens to expect. `prior`: what to expect without this history, if there are few answers."""
         return (self._tokens + PRIOR_ANSWERS * prior) / (self._num_answers + PRIOR_ANSWERS)

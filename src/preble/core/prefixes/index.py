@@ -31,10 +31,11 @@ from typing import Final
 from preble.core.prefixes.block_names import pack_name, pack_names
 from preble.core.prefixes.cache_entry import NAME_BYTES, IndexSize
 from preble.core.prefixes.history import PrefixHistory
+from preble.core.prefixes.learned_lengths import LearnedLengths
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
 from preble.core.prefixes.replica_cache import UNKNOWN_CAPACITY, ReplicaCache
 from preble.core.replica_index import replicas_in
-from preble.core.types import TOKEN_BYTES, BlockHash, BlocksStored, PackedTokens
+from preble.core.types import TOKEN_BYTES, BlockHash, BlocksStored, LearnedLength, PackedTokens
 
 _DROPPED_AT_ONCE: Final = 16
 """Cache entries that are forgotten together where memory is short."""
@@ -45,14 +46,15 @@ class PrefixIndex:
 
     `caches`: by replica index, for reading only; a replica that is gone has an empty one. `trim_tokens`: how many
     tokens at the end of a leaf may be cached nowhere before they are cut off; by default about what a node takes
-    besides its tokens.
+    besides its tokens. `lengths`: of answers, that another scheduler has learned.
     """
 
-    def __init__(self, trim_tokens: int = NODE_BYTES // TOKEN_BYTES) -> None:
+    def __init__(self, trim_tokens: int = NODE_BYTES // TOKEN_BYTES, *, lengths: Sequence[LearnedLength] = ()) -> None:
         self.tree = RadixTree(on_split=self._split_entries)
         self.caches: list[ReplicaCache] = []
         self._trim_tokens = trim_tokens
         self._size = IndexSize()
+        self._recalled = LearnedLengths(lengths)
 
     def add_replica(self, replica: int, capacity: int | None = None) -> None:
         """Add a replica that can cache `capacity` tokens, None if nobody knows how many."""
@@ -300,6 +302,7 @@ class PrefixIndex:
             if node.holders:  # it was there before this request
                 if node.history is None:
                     node.history = PrefixHistory(now)
+                    self._recalled.recall(node, node.history, now)
                 node.history.note_use(now)
         self.caches[replica].add_use(path, now)
         return path[-1] if path else match.base

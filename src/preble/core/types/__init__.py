@@ -13,7 +13,10 @@ from enum import StrEnum
 from hashlib import blake2b
 from typing import Final, NewType, overload
 
+from preble.core.types.plain import NOTHING_LEARNED as NOTHING_LEARNED
 from preble.core.types.plain import Candidate as Candidate
+from preble.core.types.plain import Learned as Learned
+from preble.core.types.plain import LearnedLength as LearnedLength
 from preble.core.types.plain import ReplicaId as ReplicaId
 from preble.core.types.plain import ReplicaSpec as ReplicaSpec
 

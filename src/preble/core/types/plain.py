@@ -7,7 +7,7 @@ the reader needs (docs/decisions/0005). Everybody else takes them from `preble.c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Final, NewType
 
 ReplicaId = NewType("ReplicaId", str)
 
@@ -57,3 +57,33 @@ class Candidate:
     @property
     def cost_s(self) -> float:
         return self.load_s + self.eviction_s + self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedLength:
+    """How long the answers to one prefix are: `output_tokens` in `answers`.
+
+    `digest`: of its namespace and its token ids, so that nobody can read the prompt. `end`: how many tokens it has.
+    """
+
+    digest: str
+    end: int
+    answers: float
+    output_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a scheduler has learned from its requests, for a later one to begin with.
+
+    `prefill_factor`, `decode_factor`: by which the times of its cost profile are multiplied. `answer_tokens`: the mean
+    length of an answer, None if nothing is known. `lengths`: by prefix, the shorter ones first.
+    """
+
+    prefill_factor: float = 1.0
+    decode_factor: float = 1.0
+    answer_tokens: float | None = None
+    lengths: tuple[LearnedLength, ...] = ()
+
+
+NOTHING_LEARNED: Final = Learned()

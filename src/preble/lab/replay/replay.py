@@ -96,7 +96,7 @@ class Replay:
                 'log plain ones (decisions.log_tokens = "plain")'
             )
         self._log = log
-        self.scheduler = make_scheduler(log.header.settings, log.header.profile)
+        self.scheduler = make_scheduler(log.header.settings, log.header.profile, learned=log.header.learned)
         self.placement: Placement | None = None
 
     def run(self) -> ReplayResult:

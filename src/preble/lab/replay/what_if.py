@@ -148,7 +148,7 @@ class _Run:
         # The log has times of the logged placements only, so there is nothing to correct the cost model with.
         settings = msgspec.structs.replace(log.header.settings, policy=policy, refit=False)
         self._log = log
-        self._scheduler = make_scheduler(settings, log.header.profile)
+        self._scheduler = make_scheduler(settings, log.header.profile, learned=log.header.learned)
         self.tally = _Tally(CostModel(log.header.profile))
         self._logged: dict[str, str] = {}
         self._in_flight: set[str] = set()
