@@ -20,7 +20,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 PUBLIC_NAMES = """
     BlocksDemoted BlocksEvicted BlocksShared BlocksStored CacheCleared CacheDrift Candidate CapacitySlo Choice
     ClusterView ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Ended Engine
-    EngineInfo EventsLost Failure FailureKind FirstToken Fleet GlobalScheduler HotPrefix LaunchOptions Moved
+    EngineInfo EventsLost Failure FailureKind FirstToken Fleet GlobalScheduler HotPrefix LaunchOptions
+    Learned LearnedLength Moved
     NoReplicaError NotPlaced Outcome PackedHashes PackedTokens PeerForgotten PeerHeld PeerId PeerPlaced PeerReported
     Placed Placement Policy PrebleError PrefixReplication PromptPiece PromptTooLong Reason RefitSettings
     ReplicaAdded ReplicaId ReplicaIndex ReplicaRemoved ReplicaSpec ReplicaState ReplicaView Reported Request
