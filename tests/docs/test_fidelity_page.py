@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from msgspec.structs import replace
 
 from support.scripts import script
 
@@ -46,8 +47,10 @@ def test_the_figure_of_the_page_is_there(shown: ModuleType) -> None:
 
 
 def test_what_the_simulator_says_is_what_it_says_today() -> None:
-    """Of one comparison: the others are as deterministic."""
+    """Of one comparison: the others are as deterministic. The kept results are from before ITL was measured."""
     fidelity = script("benchmarks/repro/fidelity.py")
     results = fidelity.known_results()[0]
     kept = results.comparisons[0]
-    assert fidelity.compared(results, kept.policy, kept.rps, kept.measured) == kept
+    today = fidelity.compared(results, kept.policy, kept.rps, kept.measured)
+    simulated = {name: replace(getattr(today, name), itl=None) for name in ("tokens", "engine", "way", "cores")}
+    assert replace(today, **simulated) == kept

@@ -102,6 +102,14 @@ def _rate(text: str) -> float | str | None:
     help="What is compared; all: every policy.",
 )
 @click.option(
+    "--chunk",
+    "chunks",
+    type=Listed("whole numbers with commas between them", int),
+    default=(),
+    metavar="N,...",
+    help="Run every policy with each of these --max-batch-tokens (docs/howto/engine-chunk.md).",
+)
+@click.option(
     "--rps",
     "rates",
     type=Listed(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
@@ -217,6 +225,7 @@ def _plan(
     sources: tuple[str, ...],
     requests: int | None,
     policies: tuple[tuple[str, ...], ...],
+    chunks: tuple[int, ...],
     rates: tuple[tuple[float | str | None, ...], ...],
     loads: tuple[float, ...],
     seeds: tuple[tuple[int, ...], ...],
@@ -245,6 +254,7 @@ def _plan(
     return ComparePlan(
         workloads=workloads,
         policies=names,
+        chunks=chunks,
         cluster=simulated_cluster(**of_cluster),
         seeds=tuple(seed for listed in seeds for seed in listed),
         rates=tuple(rate for rate in asked if not isinstance(rate, str)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -13,6 +13,7 @@ import msgspec
 from preble.errors import ConfigError
 from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 from preble.lab.metrics import RequestRecord
+from preble.lab.metrics.itl import GapCounts, gap_key
 from preble.lab.workloads import WorkloadRequest
 from preble.web.client.failures import why_unreachable
 
@@ -53,7 +54,9 @@ class _Attempt:
     replica: str | None = None
     reason: str | None = None
     first_token_s: float | None = None
+    last_token_s: float = 0.0
     events: int = 0
+    gaps: GapCounts = field(default_factory=dict)
     usage: StreamUsage | None = None
 
 
@@ -155,6 +158,7 @@ class BenchClient:
             reason=attempt.reason,
             status=attempt.status,
             error=error,
+            gaps=attempt.gaps,
         )
 
     def _body(self, request: WorkloadRequest) -> dict[str, object]:
@@ -197,8 +201,13 @@ class BenchClient:
         if event.error is not None:
             raise _RequestFailed(f"error {event.error.code or event.error.message[:60]}")
         if event.choices:
-            attempt.events += 1
+            now_s = clock()
             if attempt.first_token_s is None:
-                attempt.first_token_s = clock()
+                attempt.first_token_s = now_s
+            else:
+                key = gap_key(now_s - attempt.last_token_s)
+                attempt.gaps[key] = attempt.gaps.get(key, 0) + 1
+            attempt.last_token_s = now_s
+            attempt.events += 1
         if event.usage is not None:
             attempt.usage = event.usage

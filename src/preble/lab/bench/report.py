@@ -10,10 +10,12 @@ from rich.text import Text
 
 from preble.lab.bench.counters import total
 from preble.lab.bench.run import BenchResult
+from preble.lab.metrics.itl import Itl
 from preble.lab.metrics.summary import Distribution, Summary
 
 FORMULAS = (
     "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1); "
+    "ITL = gap between two tokens, every gap of every answer; "
     "hit rate = cached / prompt tokens, by the answers' usage"
 )
 ENGINE_HITS = "hits (engines)"
@@ -66,7 +68,7 @@ def seconds(value: float) -> str:
 
 def _time(metric: str, statistic: str) -> Callable[[Summary], str]:
     def show(summary: Summary) -> str:
-        distribution: Distribution | None = getattr(summary, metric)
+        distribution: Distribution | Itl | None = getattr(summary, metric)
         return "" if distribution is None else seconds(getattr(distribution, statistic))
 
     return show
@@ -90,6 +92,9 @@ _ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("TTFT p99", _time("ttft", "p99_s")),
     ("TPOT mean", _time("tpot", "mean_s")),
     ("TPOT p99", _time("tpot", "p99_s")),
+    ("ITL p50", _time("itl", "p50_s")),
+    ("ITL p99", _time("itl", "p99_s")),
+    ("ITL p99.9", _time("itl", "p999_s")),
     ("E2E mean", _time("e2e", "mean_s")),
     ("E2E p99", _time("e2e", "p99_s")),
     ("prompt tokens", lambda s: _count(s.prompt_tokens)),

@@ -62,10 +62,11 @@ def series_drawing(result: CompareResult, workload: str, rps: float) -> Drawing 
 
     Lines that still rise when the requests end, or hit rates that still fall, are of rates that are not carried.
     """
-    found = {policy: result.runs_of(workload, policy)[rps][0].steady for policy in result.plan.policies}
-    looks = policy_looks(result.plan.policies)
+    found = {policy: result.runs_of(workload, policy)[rps][0].steady for policy in result.plan.contenders}
+    looks = policy_looks(result.plan.contenders)
     ranked = [one.policy for one in result.standings_of(workload)]
     known = {policy: one.series for policy in ranked if (one := found[policy]) is not None}
+    first_grey = next((policy for policy in known if looks[policy].is_grey), None)
     if not known:
         return None
 
@@ -74,7 +75,8 @@ def series_drawing(result: CompareResult, workload: str, rps: float) -> Drawing 
         for policy, series in known.items():
             times = [series.slice_s * (place + 0.5) for place in range(len(series.in_system))]
             look = looks[policy]
-            above.plot(times, series.in_system, color=look.colour, label="_" if look.is_grey else policy)
+            label = policy if not look.is_grey else "_" if policy != first_grey else _OTHERS
+            above.plot(times, series.in_system, color=look.colour, label=label)
             hits = [math.nan if value is None else value for value in series.hit_rate]
             below.plot(times, hits, color=look.colour)
         above.set(title=f"{workload}: over time at {rps:.4g} requests/s", ylabel="requests in the system")
@@ -88,7 +90,7 @@ def series_drawing(result: CompareResult, workload: str, rps: float) -> Drawing 
 def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
     """Return a bar a policy, the best on top, with 95 % intervals."""
     standings = result.standings_of(workload)[::-1]
-    looks = policy_looks(result.plan.policies)
+    looks = policy_looks(result.plan.contenders)
 
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
@@ -128,7 +130,7 @@ def curve_drawing(result: CompareResult, workload: str, number: Number) -> Drawi
 
     def fill(figure: Figure) -> None:
         axes = figure.subplots()
-        looks = policy_looks(result.plan.policies)
+        looks = policy_looks(result.plan.contenders)
         shifts = _shifts([policy for policy in ranked if not looks[policy].is_grey])
         for policy in ranked:
             shift = shifts.get(policy, 1.0)

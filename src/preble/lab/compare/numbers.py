@@ -11,11 +11,13 @@ import msgspec
 from preble.lab.compare.result import CompareResult, Run, Standing
 from preble.lab.metrics.capacity import Bound, CapacitySlo
 from preble.lab.metrics.estimates import Estimate, estimate
+from preble.lab.metrics.itl import Itl
 from preble.lab.metrics.steady import Verdict
 from preble.lab.metrics.summary import Distribution
 
 DEFINITIONS = (
-    "TTFT = first token − scheduled; E2E = end − scheduled; hit rate = prompt tokens from a cache / prompt tokens; "
+    "TTFT = first token − scheduled; E2E = end − scheduled; ITL = gap between two tokens, every gap of "
+    "every answer; hit rate = prompt tokens from a cache / prompt tokens; "
     "imbalance = busy GPU seconds of the busiest replica / of the average one; computed = prompt tokens that replicas "
     "computed, again after a preemption included, a request. Times in seconds. ±: half of the 95 % interval of the "
     "mean over the seeds (Student's t). Settles: whether queues and hit rate stay as they are after the warm-up, which "
@@ -74,7 +76,7 @@ def short_seconds(value: float) -> str:
 
 def _time(metric: str, statistic: str) -> Callable[[Run], float | None]:
     def of(run: Run) -> float | None:
-        distribution: Distribution | None = getattr(run.judged, metric)
+        distribution: Distribution | Itl | None = getattr(run.judged, metric)
         return None if distribution is None else float(getattr(distribution, statistic))
 
     return of
@@ -84,6 +86,7 @@ SECONDS = "seconds"
 TTFT_MEAN = Number("TTFT mean", SECONDS, _time("ttft", "mean_s"), short_seconds)
 TTFT_P99 = Number("TTFT p99", SECONDS, _time("ttft", "p99_s"), short_seconds)
 E2E_MEAN = Number("E2E mean", SECONDS, _time("e2e", "mean_s"), short_seconds)
+ITL_P99 = Number("ITL p99", SECONDS, _time("itl", "p99_s"), short_seconds)
 E2E_P99 = Number("E2E p99", SECONDS, _time("e2e", "p99_s"), short_seconds)
 LATENCIES = (TTFT_MEAN, TTFT_P99, E2E_MEAN, E2E_P99)
 HIT_RATE = Number("hit rate", "share of prompt tokens", lambda run: run.judged.hit_rate, "{:.1%}".format, most=1.0)
@@ -105,9 +108,11 @@ def settling(runs: Sequence[Run]) -> str:
 
 
 def columns(runs: Iterable[Run]) -> tuple[Number, ...]:
-    """Return what a table of these runs shows; failures only if there are any."""
+    """Return what a table of these runs shows; failures only if there are any, ITL only if every run has it."""
+    runs = list(runs)
     failed = (FAILED,) if any(run.summary.errors for run in runs) else ()
-    return (*LATENCIES, *CACHING, *failed)
+    shown = (*LATENCIES, ITL_P99) if all(run.judged.itl is not None for run in runs) else LATENCIES
+    return (*shown, *CACHING, *failed)
 
 
 def headline_rate(result: CompareResult, workload: str) -> float:
@@ -115,7 +120,7 @@ def headline_rate(result: CompareResult, workload: str) -> float:
     does.
     """
     rates = shown_rates(result, workload)
-    policies = [result.runs_of(workload, policy) for policy in result.plan.policies]
+    policies = [result.runs_of(workload, policy) for policy in result.plan.contenders]
     slo = result.plan.slo_of(workload)
     kept = [rps for rps in rates if any(all(run.is_carried(slo) for run in runs[rps]) for runs in policies)]
     return max(kept, default=min(rates))
@@ -123,7 +128,7 @@ def headline_rate(result: CompareResult, workload: str) -> float:
 
 def shown_rates(result: CompareResult, workload: str) -> list[float]:
     """Return the compared rates, ascending; where a trace came at its own times, the rate at which it did."""
-    runs_by_rate = result.runs_of(workload, result.plan.policies[0])
+    runs_by_rate = result.runs_of(workload, result.plan.contenders[0])
     return sorted(rps for rps, runs in runs_by_rate.items() if runs[0].workload.rps in result.rates[workload])
 
 

@@ -19,7 +19,7 @@ def compare_page(result: CompareResult, *, made: str = "") -> str:
     return html_page(
         "Policies compared",
         [*sections, Section("How this was made", [_settings(result), Text(DEFINITIONS)])],
-        subtitle=f"{len(result.plan.policies)} policies on {cluster.replicas} simulated replicas "
+        subtitle=f"{len(result.plan.contenders)} policies on {cluster.replicas} simulated replicas "
         f"({cluster.profile.name})",
         made=made,
     )
@@ -43,7 +43,10 @@ def _settings(result: CompareResult) -> Table:
             "KV cache of a replica",
             f"{cluster.num_blocks * cluster.block_size:,} tokens in blocks of {cluster.block_size}",
         ),
-        ("tokens of an iteration", f"{cluster.max_batch_tokens:,} at most"),
+        (
+            "tokens of an iteration",
+            ", ".join(f"{tokens:,}" for tokens in plan.chunks or (cluster.max_batch_tokens,)) + " at most",
+        ),
         ("order on a replica", str(cluster.order)),
         ("window H", f"{cluster.window_s:g} s"),
         ("what fails", failures or "nothing"),

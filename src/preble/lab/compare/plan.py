@@ -39,7 +39,8 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     policy. `slo`: what capacity means, and `slos`: by label, where it means something else; a long document takes
     longer than a question, whatever the policy. `lasting_s`: how long requests arrive at each rate, which is how many
     there are, of a population of prefixes that does not depend on it; a run ends earlier where more of it would say
-    nothing new. None, and for files: as many as the workloads say, always.
+    nothing new. None, and for files: as many as the workloads say, always. `chunks`: the most tokens of an iteration,
+    for each of which every policy is run; none: what `cluster` says.
 
     Raises: ConfigError: something is missing, double or cannot be.
     """
@@ -53,6 +54,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     slo: CapacitySlo = CapacitySlo(ttft_p99_s=2.0)
     slos: dict[str, CapacitySlo] = {}
     lasting_s: float | None = None
+    chunks: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check("workload", self.workloads.values())
@@ -74,6 +76,22 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("compare: the SLO bounds nothing, so there is no capacity; bound the TTFT or the E2E")
         for policy in self.policies:
             msgspec.structs.replace(self.cluster, policy=policy)  # refuses a policy that does not exist
+        if self.chunks:
+            _check("chunk", self.chunks)
+            if min(self.chunks) < 1:
+                raise ConfigError(f"compare: a chunk must have at least 1 token, got {min(self.chunks)}")
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """What is ranked: the policies, each with every chunk where there are several."""
+        return tuple(self._settings)
+
+    @property
+    def _settings(self) -> dict[str, tuple[str, int]]:
+        """Contender -> its policy, and the most tokens of an iteration."""
+        chunks = self.chunks or (self.cluster.max_batch_tokens,)
+        pairs = product(self.policies, chunks)
+        return {f"{policy}, chunk {chunk}" if self.chunks else policy: (policy, chunk) for policy, chunk in pairs}
 
     @property
     def is_search(self) -> bool:
@@ -88,7 +106,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Yield workload by workload and seed by seed, for each policy one."""
         for workload in self.workloads:
             for seed in self.seeds:
-                for policy in self.policies:
+                for policy in self.contenders:
                     yield Arm(workload, policy, seed)
 
     def cell(self, arm: Arm, rps: float | None) -> Cell:
@@ -102,18 +120,22 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
                 num_prefixes=workload.num_prefixes or usual_prefixes(workload.source),
             )
             slo = self.slo_of(arm.workload)
-        config = msgspec.structs.replace(self.cluster, policy=arm.policy, seed=arm.seed)
+        policy, chunk = self._settings[arm.policy]
+        running = min(self.cluster.max_running, chunk)
+        config = msgspec.structs.replace(
+            self.cluster, policy=policy, seed=arm.seed, max_batch_tokens=chunk, max_running=running
+        )
         return _read_cell(arm, msgspec.json.encode(workload), msgspec.json.encode(config), slo)
 
     def cells(self, rates: Mapping[str, Sequence[float | None]]) -> Iterator[Cell]:
         """Yield the cells at each workload's rates; those that play the same requests follow each other."""
         for workload, of_it in rates.items():
-            for seed, rps, policy in product(self.seeds, of_it, self.policies):
+            for seed, rps, policy in product(self.seeds, of_it, self.contenders):
                 yield self.cell(Arm(workload, policy, seed), rps)
 
 
 class Arm(NamedTuple):
-    """What has a capacity: a policy on a workload, with a seed. `workload`: its label."""
+    """What has a capacity: a policy on a workload, with a seed. `workload`: its label. `policy`: see `contenders`."""
 
     workload: str
     policy: str

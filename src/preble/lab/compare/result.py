@@ -74,7 +74,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             key=cell.key,
             label=cell.arm.workload,
             workload=cell.workload,
-            policy=cell.config.policy,
+            policy=cell.arm.policy,
             arrivals_per_s=result.summary.requests / max(last_s, 1.0),
             summary=result.summary,
             gpu_s=result.gpu_s,

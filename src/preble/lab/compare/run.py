@@ -162,7 +162,7 @@ class _Comparison:
     def _result(
         self, rates: Mapping[str, list[float | None]], places: Iterable[Standing], *, is_complete: bool
     ) -> CompareResult:
-        workloads, policies = list(self._plan.workloads), self._plan.policies
+        workloads, policies = list(self._plan.workloads), self._plan.contenders
         runs = sorted(
             self._runs.values(),
             key=lambda run: (workloads.index(run.label), policies.index(run.policy), run.rps, run.seed),

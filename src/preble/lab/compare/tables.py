@@ -13,7 +13,7 @@ from preble.lab.report import Table
 TOO_FEW_SEEDS = "too few seeds"
 """In the place of an interval that would reach below zero."""
 
-WORSE = f"▼: less than {BASELINE}; ▽: less, but within the 95 % interval"
+WORSE = f" ▼: less than {BASELINE}; ▽: less, but within the 95 % interval."
 
 
 def ranking_table(result: CompareResult, workload: str) -> Table:
@@ -25,7 +25,7 @@ def ranking_table(result: CompareResult, workload: str) -> Table:
     return Table(
         ("policy", "capacity, requests/s", "of the best", f"against {BASELINE}")[:width],
         [row[:width] for row in rows],
-        caption=f"Capacity: the highest rate with {_slo_text(result.plan.slo_of(workload))}. {WORSE}.",
+        caption=f"Capacity: the highest rate with {_slo_text(result.plan.slo_of(workload))}.{_worse(result)}",
         marked=frozenset(number for number, one in enumerate(standings) if one.is_worse),
     )
 
@@ -54,11 +54,15 @@ def rate_table(result: CompareResult, workload: str, rps: float, *, with_interva
     )
 
 
+def _worse(result: CompareResult) -> str:
+    return WORSE if BASELINE in result.plan.contenders else ""
+
+
 def overview_table(result: CompareResult) -> Table:
     """Return every policy on every workload: its capacity as a share of the best one's; the best on average first."""
     shares = {
         policy: {one.workload: one for one in result.standings if one.policy == policy}
-        for policy in result.plan.policies
+        for policy in result.plan.contenders
     }
     workloads = list(result.plan.workloads)
     means = {policy: fmean(one.share_of_best for one in of_it.values()) for policy, of_it in shares.items()}
@@ -73,7 +77,7 @@ def overview_table(result: CompareResult) -> Table:
             )
             for policy in sorted(shares, key=lambda policy: -means[policy])
         ],
-        caption=f"Capacity as a share of the best policy's on the same workload. {WORSE}.",
+        caption=f"Capacity as a share of the best policy's on the same workload.{_worse(result)}",
     )
 
 

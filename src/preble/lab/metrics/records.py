@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from preble.lab.metrics.itl import GapCounts
+
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request as the load generator or the simulator saw it.
@@ -11,7 +13,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     Times are in seconds since the start of the run. `scheduled_s`: when it was due; `sent_s`: when it was sent;
     `first_token_s`: when its first token arrived; `end_s`: when its last byte arrived, or when it failed.
     `cached_tokens`: prompt tokens from the engine's cache, None if not reported. `status`: the HTTP status, None if no
-    answer came. `error`: why it failed; None if it succeeded.
+    answer came. `error`: why it failed; None if it succeeded. `gaps`: between its tokens, see `metrics.itl`.
     """
 
     request_id: str
@@ -26,6 +28,7 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     reason: str | None = None
     status: int | None = None
     error: str | None = None
+    gaps: GapCounts = {}
 
     @property
     def ok(self) -> bool:

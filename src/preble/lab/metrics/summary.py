@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from preble.lab.metrics.itl import Itl, itl
 from preble.lab.metrics.records import RequestRecord
 
 
@@ -45,7 +46,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     `requests`: all of them; `errors`: those that failed. `duration_s`: first scheduled time to last end.
     `requests_per_s`: successes / duration. `goodput_per_s`: requests within the SLO / duration; None without one.
     `hit_rate`: see `hit_rate`. `recomputed_tokens`: prompt tokens that the engines computed, None where not reported.
-    `lag_p99_s`: p99 of sent − scheduled, the lateness of the load generator.
+    `itl`: of all gaps between tokens, None where they were not measured. `lag_p99_s`: p99 of sent − scheduled, the
+    lateness of the load generator.
     """
 
     requests: int
@@ -55,6 +57,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Distribution | None
     tpot: Distribution | None
     e2e: Distribution | None
+    itl: Itl | None = None
     prompt_tokens: int
     output_tokens: int
     cached_tokens: int | None
@@ -138,6 +141,7 @@ def summarize(records: Sequence[RequestRecord], slo: Slo | None = None) -> Summa
         ttft=distribution([r.ttft_s for r in good if r.ttft_s is not None]),
         tpot=distribution([r.tpot_s for r in good if r.tpot_s is not None]),
         e2e=distribution([r.e2e_s for r in good]),
+        itl=itl(r.gaps for r in good),
         prompt_tokens=sum(r.prompt_tokens for r in good),
         output_tokens=sum(r.output_tokens for r in good),
         cached_tokens=sum(r.cached_tokens or 0 for r in good) if reports_cache else None,

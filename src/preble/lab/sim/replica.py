@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from preble.core.costs.model import CostModel
 from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats, StepResult
-from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request
+from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request, RequestId
+from preble.lab.metrics.itl import GapCounts
 from preble.lab.sim.config import SimConfig
+from preble.lab.sim.token_gaps import TokenGaps
 
 
 class SimReplica:
@@ -33,6 +35,7 @@ class SimReplica:
             max_running=config.max_running,
             order=config.order,
         )
+        self._gaps = TokenGaps()
         self._batch: Batch | None = None
         self._began_at = 0.0
         self.spec = ReplicaSpec(
@@ -68,6 +71,7 @@ class SimReplica:
         self._batch = self._local.next_batch(now)
         if self._batch is None:
             return None
+        self._gaps.preempted(self._batch.preempted)
         self._began_at = now
         return self._slowness * self._batch.iteration_s(self._cost_model)
 
@@ -77,10 +81,15 @@ class SimReplica:
         assert batch is not None, "no iteration runs"
         self._batch = None
         result = self._local.complete(batch, now)
+        self._gaps.ended(now, result.prefilled)
         self.busy_s += now - self._began_at
         self.num_iterations += 1
         self.prefill_tokens += batch.num_tokens - len(batch.decodes)
         return result
+
+    def take_gaps(self, request_id: RequestId) -> GapCounts:
+        """Return the gaps between the tokens of an answer that the last iteration ended, and forget it."""
+        return self._gaps.take(request_id)
 
     def take_events(self) -> list[KvEvent]:
         """Return what changed in its cache since the last call, in order."""

@@ -23,6 +23,7 @@ from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.writer import LogWriter
 from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestError
 from preble.lab.metrics import RequestRecord, summarize
+from preble.lab.metrics.itl import GapCounts
 from preble.lab.sim.agenda import Agenda, Priority
 from preble.lab.sim.config import Failure, FailureKind, SimConfig
 from preble.lab.sim.gateways import ClusterScheduler, make_cluster_scheduler
@@ -223,7 +224,9 @@ class Simulation:
             self._timed_scheduler.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
 
         self._tell(replica, tell, now)
-        self._end(self._calls[finished.request_id], now, output_tokens=output_tokens, cached_tokens=cached_tokens)
+        gaps = replica.take_gaps(finished.request_id)
+        call = self._calls[finished.request_id]
+        self._end(call, now, output_tokens=output_tokens, cached_tokens=cached_tokens, gaps=gaps)
 
     def _tell(self, replica: SimReplica, tell: Callable[[float], None], now: float) -> None:
         """Tell the scheduler what happened on a replica, with the configured delay, if the replica is still there."""
@@ -245,6 +248,7 @@ class Simulation:
         error: str | None = None,
         output_tokens: int = 0,
         cached_tokens: int | None = None,
+        gaps: GapCounts | None = None,
     ) -> None:
         """Record the request; send those that waited for it, or give them up if it failed."""
         del self._calls[call.request.request_id]
@@ -265,6 +269,7 @@ class Simulation:
                 replica=placement.replica_id if placement else None,
                 reason=placement.reason if placement else None,
                 error=error,
+                gaps=gaps or {},
             )
         )
         for child in self._script.followers(call.asked):

@@ -24,7 +24,8 @@ from preble.lab.bench.counters import CacheCounters, parse_counters
 from preble.lab.bench.load import run_load
 from preble.lab.bench.plot import draw_results
 from preble.lab.bench.report import results_table
-from preble.lab.metrics import RequestRecord, Slo
+from preble.lab.metrics import RequestRecord, Slo, summarize
+from preble.lab.metrics.itl import itl
 from preble.lab.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
 from support.waiting import PATIENCE_S
 
@@ -117,6 +118,26 @@ async def test_without_usage_the_events_are_counted() -> None:
     async with endpoint(no_usage) as url:
         record = (await run(url, request("a")))["a"]
     assert (record.output_tokens, record.cached_tokens) == (3, None)
+
+
+async def test_the_gaps_between_the_events_of_a_stream_are_measured() -> None:
+    """The stream goes on when the client has the first token, and some of the gap has passed."""
+    gap_s = 0.05
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        response = await stream(request, CHUNK, done=False)
+        await asyncio.sleep(gap_s)
+        for event in (CHUNK, CHUNK, USAGE):
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async with endpoint(slow) as url:
+        record = (await run(url, request("a")))["a"]
+    assert sum(record.gaps.values()) == 2, "three tokens have two gaps"
+    found = itl([record.gaps])
+    assert found is not None and found.p999_s >= 0.9 * gap_s
+    assert summarize([record]).itl == found
 
 
 async def test_the_body_asks_for_the_workloads_prompt_and_length() -> None:

@@ -73,6 +73,28 @@ class Ticks(list[tuple[int, int]]):
 # -- what is run ------------------------------------------------------------------------------------------------------
 
 
+def test_every_policy_is_run_with_every_chunk_and_small_chunks_make_short_gaps() -> None:
+    chunked = small(policies=("round_robin", "preble"), chunks=(256, 2048), rates=(20.0,), seeds=(0,))
+    names = ("round_robin, chunk 256", "round_robin, chunk 2048", "preble, chunk 256", "preble, chunk 2048")
+    assert chunked.contenders == names
+    cell = chunked.cell(Arm("tools", "preble, chunk 256", 0), 20.0)
+    assert (cell.config.policy, cell.config.max_batch_tokens) == ("preble", 256)
+    assert cell.config.max_running <= 256, "an iteration has room for a token of each"
+    result = compare_policies(chunked, jobs=1)
+    gaps_s = {run.policy: run.summary.itl.p999_s for run in result.runs if run.summary.itl is not None}
+    assert tuple(gaps_s) == names
+    assert gaps_s["preble, chunk 256"] < gaps_s["preble, chunk 2048"] / 2
+    assert {one.policy for one in result.standings} == set(names)
+    assert "256, 2,048 at most" in compare_page(result)
+    assert "preble, chunk 256" in compare_page(result)
+
+
+def test_chunks_that_cannot_be_are_refused() -> None:
+    for chunks in ((0,), (512, 512), (-1, 3)):
+        with pytest.raises(ConfigError, match="chunk"):
+            small(chunks=chunks)
+
+
 def test_every_workload_rate_policy_and_seed_is_run_once(result: CompareResult) -> None:
     assert result.is_complete
     assert [(run.policy, run.rps, run.seed) for run in result.runs] == [

@@ -18,6 +18,7 @@ from preble.core.policies.view import ClusterView
 from preble.core.types import Placement, Reason, pack_tokens
 from preble.errors import ConfigError
 from preble.lab.metrics import RequestRecord
+from preble.lab.metrics.itl import gap_s
 from preble.lab.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
 from preble.lab.workloads import Segment, Workload, WorkloadRequest
 
@@ -328,3 +329,28 @@ def test_a_script_that_cannot_happen_is_refused(script: tuple[Failure, ...], say
 def test_a_configuration_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         config(**wrong)  # type: ignore[arg-type]
+
+
+# -- gaps between tokens ----------------------------------------------------------------------------------------------
+
+
+def gaps_s(record: RequestRecord) -> list[float]:
+    """The gaps in the middle of their keys, which is within half a percent of the truth."""
+    return [gap_s(key) for key, times in record.gaps.items() for _ in range(times)]
+
+
+def test_every_gap_between_two_tokens_counts_and_together_they_are_the_decoding_time() -> None:
+    tight = config(kv_tokens=320, max_batch_tokens=64, max_running=8)
+    result, records = play(tight, *(ask(f"r{i}", 60, output_tokens=60, seed=i, at=i * 0.01) for i in range(6)))
+    assert sum(totals.preemptions for totals in result.replicas.values()) > 0
+    for record in records.values():
+        assert sum(record.gaps.values()) == record.output_tokens - 1
+        assert record.first_token_s is not None
+        assert sum(gaps_s(record)) == pytest.approx(record.end_s - record.first_token_s, rel=0.006)
+
+
+def test_a_chunk_of_another_prompt_makes_the_gap_longer() -> None:
+    result, _ = play(config(), ask("a", 16, output_tokens=11), ask("b", 1000, at=0.05, seed=1))
+    assert result.summary.itl is not None
+    assert result.summary.itl.p50_s == pytest.approx(0.01, rel=0.006)
+    assert result.summary.itl.p999_s > 0.9
