@@ -11,6 +11,7 @@ import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from math import inf
 from socket import socket
 from types import MappingProxyType
@@ -19,14 +20,13 @@ from typing import cast
 import structlog
 from h2.errors import ErrorCodes
 
+from preble.picker.handshakes import Handshakes
 from preble.picker.http2 import Connection, ProtocolError, Status, Stream
 
 MOST_CONNECTIONS = 512
 """Beyond them the connection that has been open for longest without a stream makes room."""
 MOST_HELD_BYTES = 48 * 1024 * 1024
 """The most that all connections may make us hold. A stream counts, too: 6,144 of them, more than may be in flight."""
-HANDSHAKE_S = 10.0
-"""The most time that a TLS handshake may take."""
 TICK_S = 1.0
 """The limits of `http2` that have to do with time are meant for ticks of one second."""
 TELL_EVERY_S = 60.0
@@ -125,7 +125,7 @@ class _Peer(asyncio.Protocol):
     @property
     def held(self) -> int:
         """Bytes that the peer makes us hold."""
-        return len(self._input) + self.connection.held
+        return len(self._input) + self.connection.held + self._transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._loop = asyncio.get_running_loop()
@@ -170,6 +170,7 @@ class _Peer(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.is_full = False
+        self._wake()
         for call in self._calls.values():
             call.changed()
         self._read_on()
@@ -195,6 +196,8 @@ class _Peer(asyncio.Protocol):
         self._input = b""
         self._transport.write(self.connection.close(code))
         self._transport.close()
+        if self.is_full:  # it does not read why either
+            self._transport.abort()
         self._server.count(self)
         if code is not ErrorCodes.NO_ERROR:
             self._server.refused(refusal or _REFUSALS.get(code, Refusal.PROTOCOL), text)
@@ -205,7 +208,9 @@ class _Peer(asyncio.Protocol):
             task.cancel()
 
     def close(self) -> None:
-        self._write()
+        """Close the connection once everything is sent."""
+        while output := self.connection.take_output():
+            self._transport.write(output)
         self._transport.close()
 
     @property
@@ -247,7 +252,7 @@ class _Peer(asyncio.Protocol):
 
     def _write(self) -> None:
         self._is_woken = False
-        if (output := self.connection.take_output()) and not self._transport.is_closing():
+        if not self.is_full and not self._transport.is_closing() and (output := self.connection.take_output()):
             self._transport.write(output)
         self._server.count(self)
 
@@ -264,12 +269,18 @@ class CallServer:
         self._untold: Counter[Refusal] = Counter()
         self._told_at: dict[Refusal, float] = {}
         self._server: asyncio.Server | None = None
+        self._handshakes: Handshakes | None = None
 
     async def start(self, sock: socket, tls: ssl.SSLContext | None) -> None:
         """Serve on a listening socket."""
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Peer(self), sock=sock, ssl=tls, ssl_handshake_timeout=None if tls is None else HANDSHAKE_S
-        )
+        if tls is None:
+            self._server = await asyncio.get_running_loop().create_server(partial(_Peer, self), sock=sock)
+        else:
+            self._handshakes = Handshakes(sock, tls, partial(_Peer, self), self._too_many_handshakes)
+            self._handshakes.begin()
+
+    def _too_many_handshakes(self) -> None:
+        self.refused(Refusal.CONNECTIONS, "there are too many TLS handshakes")
 
     async def look_after(self) -> None:
         """End connections and calls that keep to no limit of time. Never returns."""
@@ -280,8 +291,10 @@ class CallServer:
 
     async def stop(self, grace_s: float) -> None:
         """Take no further calls, let those that run end for `grace_s`, then end them."""
-        assert self._server is not None
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
+        if self._handshakes is not None:
+            self._handshakes.end()
         for peer in self.peers:
             peer.connection.leave()
         if running := [task for peer in self.peers for task in peer.calls]:
@@ -308,16 +321,22 @@ class CallServer:
     def left(self, peer: _Peer) -> None:
         """A connection is over."""
         self.peers.pop(peer, None)
-        self.count(peer)
+        self._count(peer, 0)
 
     def count(self, peer: _Peer) -> None:
         """Count what a connection makes us hold now."""
-        held = peer.held
-        self._held += held - peer.counted
-        peer.counted = held
+        self._count(peer, peer.held)
+        if self._held <= MOST_HELD_BYTES:
+            return
+        for one in self.peers:  # what was to be written may have gone
+            self._count(one, one.held)
         if self._held > MOST_HELD_BYTES:
             heaviest = max(self.peers, key=lambda one: one.counted)
             heaviest.end(ErrorCodes.ENHANCE_YOUR_CALM, "the connection takes too much memory", Refusal.MEMORY)
+
+    def _count(self, peer: _Peer, held: int) -> None:
+        self._held += held - peer.counted
+        peer.counted = held
 
     def refused(self, refusal: Refusal, text: str) -> None:
         """Count a refusal, and log one of each kind in a while."""

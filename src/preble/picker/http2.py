@@ -62,6 +62,8 @@ _USEFUL_WEIGHT = 10
 """A message, or a frame of data that is sent, makes up for so many frames that carry nothing."""
 _MOST_SILENT_BYTES = 80 * 1024
 """The most bytes in frames of which nothing comes: of headers that go on and on."""
+_MOST_OUTPUT_BYTES = 64 * 1024
+"""About the most that is put out at once. The rest waits here, where it counts as held."""
 _WINDOW = 16 * 1024
 _LEAST_UPDATE_BYTES = 8 * 1024
 _CONNECTIONS_WINDOW = 8 * 1024 * 1024
@@ -237,6 +239,7 @@ class Connection:
         """Streams with something to put out."""
         self._blocked: dict[Stream, None] = {}
         """Streams whose peer has no room."""
+        self._room = 0
         self._ticks = self._used_at = 0
         self._early_resets = self._idle_frames = 0
         self._h2 = h2 = _Protocol(_CONFIG)
@@ -260,10 +263,12 @@ class Connection:
     # output
 
     def take_output(self) -> bytes:
-        """Return the bytes to write now."""
+        """Return the bytes to write now. Wakes if there are more."""
         if self._is_closed:
             return b""
         self._put_out()
+        if self._changed:
+            self._wake()
         output, self._output = b"".join((*self._output, self._h2.data_to_send())), []
         return output
 
@@ -325,11 +330,12 @@ class Connection:
         self._wake()
 
     def _put_out(self) -> None:
-        while self._changed:
-            changed, self._changed = self._changed, {}
-            for stream in changed:
-                if self.streams.get(stream.id) is stream:
-                    self._put_out_stream(stream)
+        self._room = _MOST_OUTPUT_BYTES
+        while self._changed and self._room > 0:
+            stream = next(iter(self._changed))
+            del self._changed[stream]
+            if self.streams.get(stream.id) is stream:
+                self._put_out_stream(stream)
 
     def _put_out_stream(self, stream: Stream) -> None:
         if not stream.is_over:
@@ -341,7 +347,7 @@ class Connection:
             else:
                 stream._trailers = [*_OK_HEADERS, *(stream._trailers or ())]
         if stream._pending and not self._put_out_data(stream):
-            self._blocked[stream] = None
+            (self._blocked if self._room > 0 else self._changed)[stream] = None
         elif stream._trailers is not None:
             self._h2.send_headers(stream.id, stream._trailers, end_stream=True)
             if not stream.is_over:  # the peer is to send nothing more
@@ -349,12 +355,15 @@ class Connection:
             self._forget(stream)
 
     def _put_out_data(self, stream: Stream) -> bool:
-        """Send what the peer has room for. Return whether that is all."""
+        """Send what the peer, and this output, have room for. Return whether that is all."""
         h2, pending = self._h2, stream._pending
         before = len(pending)
         while pending and (room := min(h2.local_flow_control_window(stream.id), h2.max_outbound_frame_size)) > 0:
-            h2.send_data(stream.id, bytes(pending[:room]))
+            if self._room <= 0:
+                break
+            h2.send_data(stream.id, piece := bytes(pending[:room]))
             del pending[:room]
+            self._room -= len(piece)
             self._useful()
         self._pending -= before - len(pending)
         if len(pending) < before:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from preble import background
-from preble.config.picker import PickerConfig
-from preble.errors import BodyTooSlow, ConfigError
+from preble.errors import BodyTooSlow
 from preble.gateway.server import Gateway
 from preble.picker import ext_proc
 from preble.picker.calls import Call, CallError, CallServer
 from preble.picker.endpoints import require_address
 from preble.picker.envoy import SERVICE
+from preble.picker.handshakes import tls_context
 from preble.picker.http2 import Status
 from preble.picker.leadership import Leadership
 from preble.picker.picked_request import PickedRequest
@@ -147,7 +145,7 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
     config = gateway.config
     for replica in config.replicas:
         require_address(replica.url)
-    tls = _tls(config.picker)
+    tls = tls_context(config.picker)
     leadership = Leadership(config) if config.picker.lease is not None else None
     picker = Picker(gateway, leadership)
     gateway.pages.status.waits_for = picker.waits_for
@@ -181,18 +179,3 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
         await server.stop(config.timeouts.shutdown_s)
         for task in looking:
             task.cancel()
-
-
-def _tls(config: PickerConfig) -> ssl.SSLContext | None:
-    """Raises: ConfigError: a file is missing or cannot be used."""
-    if config.tls_cert is None and config.tls_key is None:
-        return None
-    if config.tls_cert is None or config.tls_key is None:
-        raise ConfigError("picker.tls_cert and picker.tls_key belong together; give both")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(Path(config.tls_cert).expanduser(), Path(config.tls_key).expanduser())
-    except OSError as error:  # an SSLError is one
-        raise ConfigError(f"picker.tls_cert and picker.tls_key cannot be used: {error}") from error
-    context.set_alpn_protocols(["h2"])
-    return context

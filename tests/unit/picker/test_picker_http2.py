@@ -144,6 +144,18 @@ def test_no_more_is_sent_than_the_peer_has_room_for() -> None:
     assert last[-2][:2] == (HEADERS, END_HEADERS | END_STREAM), "the end comes behind all data"
 
 
+def test_a_peer_with_room_for_all_is_sent_a_piece_at_a_time_and_the_rest_counts_as_held() -> None:
+    peer, size = Peer(), 1_000_000
+    peer.connection.receive(settings(4, 2**31 - 1) + frame(WINDOW_UPDATE, 0, 0, (2**30).to_bytes(4, "big")))
+    stream = peer.open()
+    stream.send(bytes(size))
+    sent = len(peer.data())
+    assert 0 < sent < size / 4 and peer.connection.held >= size - sent
+    while piece := peer.data():
+        sent += len(piece)
+    assert sent == size + 5
+
+
 def test_the_connections_window_holds_for_all_streams_together() -> None:
     peer = Peer()
     peer.connection.receive(settings(4, 2**20))
