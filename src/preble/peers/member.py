@@ -172,7 +172,7 @@ class GroupMember:
 
     def _end(self, own: _Own, end: Ended) -> None:
         del self._own[own.request.request_id], self._numbers[own.number]
-        self._tell(m.RequestReport(own.number, end))
+        self._tell(m.RequestReport(own.number, _without_text(end)))
 
     def _tell(self, message: Message) -> None:
         if self._peers:  # else nobody hears it; a new peer gets everything
@@ -294,6 +294,7 @@ class GroupMember:
 
     def _take_report(self, sender: PeerId, peer: _Peer, number: int, fact: FirstToken | Ended, now: float) -> None:
         if isinstance(fact, Ended):
+            fact = _without_text(fact)
             peer.live.pop(number, None)
             peer.elsewhere.pop(number, None)
         self._scheduler.assume(PeerReported(sender, _id(number), fact), now)
@@ -313,6 +314,11 @@ class GroupMember:
         room = max(0, MOST_IN_FLIGHT - len(peer.live) - len(peer.elsewhere))  # we would ignore any more
         if (asked := missed[: min(room, _MOST_ASKED)]) and sender in self._known_to:
             self._send(Again(sender, tuple(asked)))
+
+
+def _without_text(end: Ended) -> Ended:
+    """Return the end without its error in words, which is for the log of the gateway that saw it."""
+    return Ended(end.outcome, end.status, end.retry_after_s, end.output_tokens, end.cached_tokens)
 
 
 def _on(replica: str, where: dict[int, str]) -> list[int]:

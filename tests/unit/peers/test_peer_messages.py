@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.core.types import PeerId
-from preble.core.types.life import Ended, FirstToken
+from preble.core.types import PeerId, RequestId
+from preble.core.types.events import PeerReported
+from preble.core.types.life import Ended, FirstToken, Outcome
 from preble.peers import member
 from preble.peers.packets import (
     MAX_PACKET_BYTES,
@@ -115,9 +116,13 @@ def test_a_damaged_packet_is_a_packet_or_refused(at: int, byte: int) -> None:
 
 
 class NothingHere:
-    """A scheduler without replicas."""
+    """A scheduler without replicas. `assumed`: what it was to assume."""
+
+    def __init__(self) -> None:
+        self.assumed: list[object] = []
 
     def assume(self, event: object, now: float) -> bool:
+        self.assumed.append(event)
         return False
 
 
@@ -130,3 +135,10 @@ def test_what_exceeds_the_limit_of_a_peer_is_not_asked_for(monkeypatch: pytest.M
         for number in (1, 2, 3):
             me.receive(PeerId("peer"), PlacedRequest(number, "r", 1, None, b"", b"", ""), 0.0)
     assert [message for message in sent if isinstance(message, Again)] == [Again("peer", (1, 2))]
+
+
+def test_what_a_peer_writes_about_an_error_goes_no_further() -> None:
+    scheduler = NothingHere()
+    me = member.GroupMember(PeerId("me"), cast(Any, scheduler), lambda message: None)
+    me.receive(EAST, RequestReport(1, Ended(Outcome.ENGINE_GONE, output_tokens=3, text="x" * 900_000)), 0.0)
+    assert scheduler.assumed == [PeerReported(EAST, RequestId("1"), Ended(Outcome.ENGINE_GONE, output_tokens=3))]
