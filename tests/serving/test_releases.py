@@ -10,6 +10,7 @@ import pytest
 
 from gateway.fakes import replicas
 from preble.core.types import ReplicaId
+from preble.core.types.life import Ended, Started
 from preble.errors import EngineGone
 from preble.prompts.endpoints import COMPLETIONS
 from preble.rules.callers import Caller
@@ -71,13 +72,11 @@ async def check(
             await serving.close()
 
 
-LISTENERS = [
-    *("_placements.timer.on", "_placements.ejection.on", "_placements.quarantine.on", "replicas.on"),
-    *("recent.on", "telemetry.on", "_turns.on"),
-]
+HEAR_BOTH = ["_placements.timer.on", "_placements.ejection.on", "recent.on", "telemetry.on", "_turns.on"]
+HEAR_THE_END = ["_placements.quarantine.on", "replicas.on", "_key_limits.on"]
 
 
-@pytest.mark.parametrize("failing", [*LISTENERS, "_key_limits.on", "scheduler.next_timer"])
+@pytest.mark.parametrize("failing", [*HEAR_BOTH, "scheduler.next_timer"])
 async def test_a_placement_that_fails_as_it_begins_is_released(monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
     async def begin(serving: Serving) -> None:
         await place(serving)
@@ -86,7 +85,7 @@ async def test_a_placement_that_fails_as_it_begins_is_released(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("error", [None, EngineGone("broken")])
-@pytest.mark.parametrize("failing", [*LISTENERS, "_key_limits.on", "scheduler.on_finish"])
+@pytest.mark.parametrize("failing", [*HEAR_BOTH, *HEAR_THE_END, "scheduler.on_finish"])
 async def test_a_placement_is_released_whatever_fails_as_it_ends(
     monkeypatch: pytest.MonkeyPatch, failing: str, error: EngineGone | None
 ) -> None:
@@ -105,7 +104,8 @@ async def test_every_listener_of_a_running_gateway_is_in_the_one_list(monkeypatc
     async with replicas(1) as [fake]:
         serving = await Serving.start(quick_config([fake.url]))
         try:
-            named = [attrgetter(name.removesuffix(".on"))(serving) for name in [*LISTENERS, "_key_limits.on"]]
-            assert set(map(id, serving._placements._listeners)) == set(map(id, named))
+            for kind, names in ((Started, HEAR_BOTH), (Ended, [*HEAR_BOTH, *HEAR_THE_END])):
+                named = [attrgetter(name.removesuffix(".on"))(serving) for name in names]
+                assert set(map(id, serving._placements._listeners[kind])) == set(map(id, named))
         finally:
             await serving.close()

@@ -150,6 +150,22 @@ async def test_the_end_of_a_connection_ends_what_was_placed_on_it(tmp_path: Path
             assert await other.next() == [2, 1, "req-1"], "the id is free again"
 
 
+async def test_the_end_of_a_connection_lets_go_of_what_it_was_admitted_whatever_fails_at_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*heard: object) -> None:
+        raise ZeroDivisionError
+
+    async with scheduler(tmp_path) as (serving, _, path):
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        async with connected(path) as carrier:
+            carrier.send(ADMIT, PLACE)
+            await carrier.next()
+            await carrier.next()
+            monkeypatch.setattr(serving.recent, "on", fails)
+        await eventually(lambda: (serving.num_in_flight, serving.num_admitted) == (0, 0))
+
+
 async def test_what_cannot_be_is_refused_by_its_number(tmp_path: Path) -> None:
     async with scheduler(tmp_path, limits=LimitsConfig(max_in_flight=1)) as (_, _, path), connected(path) as carrier:
         carrier.send(ADMIT, b"\x93\x01\x05\x91\xa5req-2", PLACE.replace(b"\x02\x01\xa5", b"\x06\x05\xa5"))

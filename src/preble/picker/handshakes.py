@@ -100,7 +100,7 @@ class Handshakes:
             accepted.close()
 
 
-def tls_of(config: PickerConfig) -> ssl.SSLContext | None:
+def tls_settings(config: PickerConfig) -> ssl.SSLContext | None:
     """Return how connections are secured, None if they are not.
 
     Raises: ConfigError: a file is missing or cannot be used.

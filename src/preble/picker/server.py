@@ -16,7 +16,7 @@ from preble.picker import ext_proc
 from preble.picker.calls import Call, CallError, CallServer
 from preble.picker.endpoints import require_address
 from preble.picker.envoy import SERVICE
-from preble.picker.handshakes import tls_of
+from preble.picker.handshakes import tls_settings
 from preble.picker.http2 import Status
 from preble.picker.leadership import Leadership
 from preble.picker.picked_request import PickedRequest
@@ -145,7 +145,7 @@ async def picking(gateway: Gateway) -> AsyncIterator[Picker]:
     config = gateway.config
     for replica in config.replicas:
         require_address(replica.url)
-    tls = tls_of(config.picker)
+    tls = tls_settings(config.picker)
     leadership = Leadership(config) if config.picker.lease is not None else None
     picker = Picker(gateway, leadership)
     gateway.pages.status.waits_for = picker.waits_for

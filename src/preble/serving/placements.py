@@ -10,6 +10,8 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 import structlog
@@ -162,11 +164,16 @@ class Placements:
         """Return how many requests run at each server, by its client. O(placements that have not ended)."""
         return Counter(placed.engine.http for placed in (*self.in_flight.values(), *self._lost))
 
-    def lose(self, request_id: RequestId, loss: Lost) -> None:
-        """The scheduler has forgotten a request whose replica has left the rotation. It may still end well there."""
-        placed = self.in_flight.pop(request_id)
-        self._lost.add(placed)
-        placed.leave(loss)
+    def lose(self, orphans: Sequence[Request], loss: Lost) -> None:
+        """The scheduler has forgotten requests whose replica has left the rotation. They may still end well there.
+
+        Raises: what one of their listeners raises, after all have heard.
+        """
+        with ExitStack() as losses:
+            for request in reversed(orphans):  # who came first hears first: a stack begins with its last one
+                placed = self.in_flight.pop(request.request_id)
+                self._lost.add(placed)
+                losses.callback(placed.leave, loss)
 
     def eject_outliers(self, now: float) -> None:
         """Eject replicas that are slow or begin no answer, and move requests that wait there.

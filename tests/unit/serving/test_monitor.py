@@ -7,8 +7,10 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from preble.config import HealthConfig
-from preble.serving.replicas.monitor import ReplicaMonitor
+from preble.serving.replicas.monitor import Down, ReplicaMonitor
 from support.waiting import eventually
 
 
@@ -84,3 +86,18 @@ async def test_a_monitor_that_is_cancelled_while_its_replica_joins_anew_leaves_n
         await watching
     assert rotation.lives == []
     assert monitor.has_left.is_set()
+
+
+async def test_one_rank_whose_removal_fails_leaves_no_other_in_the_rotation() -> None:
+    removed: list[object] = []
+
+    class FailsToRemove(Rotation):
+        def remove(self, replica_id: str, reason: str | None, *, silent_since: float | None = None) -> None:
+            removed.append(replica_id)
+            raise ZeroDivisionError
+
+    monitor = ReplicaMonitor(Server(), FailsToRemove(), HealthConfig(), LingeringParity())  # type: ignore[arg-type]
+    monitor._live = [SimpleNamespace(engine=SimpleNamespace(replica_id=name)) for name in "ab"]  # type: ignore[misc]
+    with pytest.raises(ZeroDivisionError):
+        monitor._leave(Down("it has gone"))
+    assert removed == ["a", "b"]

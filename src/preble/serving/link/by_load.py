@@ -109,13 +109,15 @@ class PlacingByLoad:
 
     def _remove(self, replica_id: ReplicaId) -> None:
         engine = self.replicas[replica_id].engine
-        for request in self._scheduler.remove_replica(replica_id, asyncio.get_running_loop().time()):
-            self._placements.lose(request.request_id, Lost("it has left"))
-        self.replicas.remove(replica_id)
-        self._placements.ejection.remove(replica_id)
-        self._left.append(engine)
-        # Requests that run there may still end well.
-        asyncio.get_running_loop().call_later(self._config.timeouts.total_s, self._close_oldest)
+        orphans = self._scheduler.remove_replica(replica_id, asyncio.get_running_loop().time())
+        try:
+            self._placements.lose(orphans, Lost("it has left"))
+        finally:
+            self.replicas.remove(replica_id)
+            self._placements.ejection.remove(replica_id)
+            self._left.append(engine)
+            # Requests that run there may still end well.
+            asyncio.get_running_loop().call_later(self._config.timeouts.total_s, self._close_oldest)
 
     def _close_oldest(self) -> None:
         if self._left:

@@ -373,13 +373,15 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         self._host.peers.discard(self)
         for task in list(self._tasks.values()):
             task.cancel()
-        self._placed.end_all(self._loop.time())
-        for number in list(self._admitted):
-            self._leave(number)
         for future in self._counts.values():
             if not future.done():
                 future.set_result(None)
         self._host.keep(self.readings)
+        try:
+            self._placed.end_all(self._loop.time())
+        finally:
+            for number in list(self._admitted):
+                self._leave(number)
 
 
 def _used(number: int) -> msgspec.DecodeError:

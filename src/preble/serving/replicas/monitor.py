@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -124,8 +125,7 @@ class ReplicaMonitor:
                 replicas.append(replica)
         except Exception as error:
             self.waits_because = f"it could not join: {error}"
-            for replica in replicas:
-                self._rotation.remove(replica.engine.replica_id, self.waits_because)
+            self._remove(replicas, Down(self.waits_because))
             raise
         self._found = found
         self.waits_because = None
@@ -138,8 +138,14 @@ class ReplicaMonitor:
         replicas, self._live = self._live, []
         if replicas:
             self.waits_because = down.reason
-        for replica in replicas:
-            self._rotation.remove(replica.engine.replica_id, down.reason, silent_since=down.silent_since)
+        self._remove(replicas, down)
+
+    def _remove(self, replicas: Sequence[LiveReplica], down: Down) -> None:
+        """Raises: what the removal of one raises, after the others are removed too."""
+        with ExitStack() as removals:
+            for one in reversed(replicas):
+                remove = self._rotation.remove
+                removals.callback(remove, one.engine.replica_id, down.reason, silent_since=down.silent_since)
 
     async def _until_removed(self, replicas: list[LiveReplica]) -> None:
         """Follow what its ranks report until it fails, then remove them. What is found anew joins in the same turn.

@@ -59,16 +59,18 @@ class Rotation:
         """Take a replica out of the rotation. The scheduler forgets its requests, which may still end well there.
 
         `silent_since`: since when its machine is silent; None where it still answers or refuses. See `Lost`.
+        Raises: what one of those who hear of it raises, after all have heard.
         """
         orphans = self.scheduler.remove_replica(replica_id, self._loop.time())
-        for request in orphans:
-            self._placements.lose(request.request_id, Lost(reason, silent_since))
-        self.replicas.remove(replica_id)
-        self._ejection.remove(replica_id)
-        self._timer.arm()
-        self._telemetry.replica_down(replica_id, reason, len(orphans))
-        if reason is not None:
-            self._placements.quarantine.left(replica_id, self._loop.time())
+        try:
+            self._placements.lose(orphans, Lost(reason, silent_since))
+        finally:
+            self.replicas.remove(replica_id)
+            self._ejection.remove(replica_id)
+            self._timer.arm()
+            self._telemetry.replica_down(replica_id, reason, len(orphans))
+            if reason is not None:
+                self._placements.quarantine.left(replica_id, self._loop.time())
 
     def runs_at(self, http: HttpClient) -> bool:
         """Return whether any request runs at this server, also one that began before the replica left the rotation."""
