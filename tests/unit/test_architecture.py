@@ -371,6 +371,7 @@ RAW_TASKS = {
     "engines/sglang.py:_abort_soon",
     "gateway/workers/process.py:cover",
     "integrations/ray/placing.py:placer_of",
+    "picker/handshakes.py:_enter",
     "reservations/reservations.py:_release",
     "serving/group/nats.py:__init__",
     "serving/replicas/members.py:_join",

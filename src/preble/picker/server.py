@@ -43,7 +43,8 @@ class Picker:
         self._leadership = leadership
         self._has_been_ready = False
         self._ends = False
-        self._was_ready = False
+        self._told_ready = False
+        """What watches are told. Never what a look has not seen: nobody would hear that it has changed since."""
         self._news = asyncio.Event()
         """Set, and replaced, when the health has changed: one event for all who watch."""
 
@@ -66,7 +67,7 @@ class Picker:
 
     async def check_health(self, call: Call) -> None:
         """Answer `grpc.health.v1.Health/Check`, by which gateways and Kubernetes ask."""
-        health = self._health(name := _name_in(await call.read()))
+        health = _health(name := _name_in(await call.read()), is_ready=self.is_ready)
         if health == _SERVICE_UNKNOWN:
             raise CallError(Status.NOT_FOUND, f"there is no service {name[:100]!r}")
         await call.write(health)
@@ -78,7 +79,7 @@ class Picker:
         name, told = _name_in(await call.read()), b""
         while not self._ends:
             news = self._news
-            if (health := self._health(name)) != told:
+            if (health := _health(name, is_ready=self._told_ready)) != told:
                 await call.write(told := health)
             await news.wait()
         raise CallError(Status.UNAVAILABLE, "the picker ends")
@@ -86,8 +87,8 @@ class Picker:
     async def follow_health(self) -> None:
         """Tell all watches when the health changes. Never returns."""
         while True:
-            if self.is_ready != self._was_ready:
-                self._was_ready = not self._was_ready
+            if (is_ready := self.is_ready) != self._told_ready:
+                self._told_ready = is_ready
                 self._tell_watches()
             await asyncio.sleep(_LOOK_S)
 
@@ -99,11 +100,6 @@ class Picker:
     def _tell_watches(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
-
-    def _health(self, name: str) -> bytes:
-        if name not in (*ALIVE, *READY):
-            return _SERVICE_UNKNOWN
-        return _SERVING if name in ALIVE or self.is_ready else _NOT_SERVING
 
     async def process(self, call: Call) -> None:
         """Serve one stream: one request and its answer."""
@@ -128,6 +124,12 @@ class Picker:
                 raise CallError(Status.FAILED_PRECONDITION, _WRONG_MODE)
             for reply in await exchange.replies(message):
                 await call.write(reply)
+
+
+def _health(name: str, *, is_ready: bool) -> bytes:
+    if name not in (*ALIVE, *READY):
+        return _SERVICE_UNKNOWN
+    return _SERVING if name in ALIVE or is_ready else _NOT_SERVING
 
 
 def _name_in(question: bytes | None) -> str:
