@@ -128,4 +128,5 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
+        self._arrived.clear()  # transport and protocol are a cycle, which only a full collection frees
         self.ended()
