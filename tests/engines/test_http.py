@@ -179,7 +179,7 @@ async def test_no_server_is_a_refusal() -> None:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine, what breaks at once breaks at once."""
-    monkeypatch.setattr(pool, "STALE_WINDOW_S", FOREVER)
+    monkeypatch.setattr(pool, "STALE_WINDOW_S", FOREVER)  # ships 1 s
 
 
 async def test_a_new_connection_broken_before_any_answer_is_gone_and_the_request_is_not_sent_again(

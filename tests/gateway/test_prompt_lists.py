@@ -92,7 +92,7 @@ async def nothing_held(gateway: Served) -> None:
 
 async def test_lists_that_are_given_up_do_not_stay_in_memory(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The automatic collector is off here: in a gateway it hardly ever looks at old objects."""
-    monkeypatch.setattr(bodies, "_TIMES_ITS_OWN", 0)
+    monkeypatch.setattr(bodies, "_TIMES_ITS_OWN", 0)  # ships 20
     limits = LimitsConfig(prompts_at_once=10, max_body_bytes=100_000)
     async with replicas(1) as [one], serve([one], limits=limits) as gateway:
         gc.collect()

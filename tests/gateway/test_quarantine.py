@@ -19,7 +19,7 @@ from support.waiting import eventually
 @pytest.fixture(autouse=True)
 def fast_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fakes die one after the other within milliseconds, as nothing real does."""
-    monkeypatch.setattr(retries, "ONE_INCIDENT_S", 0.0)
+    monkeypatch.setattr(retries, "ONE_INCIDENT_S", 0.0)  # ships 1 s
 
 
 async def dies_of_it(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:

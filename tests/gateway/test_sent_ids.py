@@ -48,7 +48,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         return bodies[-1]
 
     monkeypatch.setattr(intake, "with_ids", noted)
-    monkeypatch.setattr(intake, "_IDS_PAY_FROM", 0)
+    monkeypatch.setattr(intake, "_IDS_PAY_FROM", 0)  # ships 4,000
     return bodies
 
 

@@ -117,14 +117,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Pieces of 24 characters, so that short texts have many cuts, and short keys, so that some pieces share theirs."""
-    monkeypatch.setattr(pieces, "PIECE_SIZE", 24)
-    monkeypatch.setattr(pieces, "_KEY_SIZE", 6)
-    monkeypatch.setattr(pieces, "_LARGEST", 72)
-    monkeypatch.setattr(pieces, "_WINDOW", 96)
-    monkeypatch.setattr(pieces, "_STEP", 200)
-    monkeypatch.setattr(pool, "PIECE_SIZE", 24)
-    monkeypatch.setattr(pieces, "MOST_AT_ONCE", 120)
-    monkeypatch.setattr(pool, "MOST_AT_ONCE", 120)
+    monkeypatch.setattr(pieces, "PIECE_SIZE", 24)  # ships 4,096
+    monkeypatch.setattr(pieces, "_KEY_SIZE", 6)  # ships 256
+    monkeypatch.setattr(pieces, "_LARGEST", 72)  # ships 16,384
+    monkeypatch.setattr(pieces, "_WINDOW", 96)  # ships 16,384
+    monkeypatch.setattr(pieces, "_STEP", 200)  # ships 65,536
+    monkeypatch.setattr(pool, "PIECE_SIZE", 24)  # ships 4,096
+    monkeypatch.setattr(pieces, "MOST_AT_ONCE", 120)  # ships 20,480
+    monkeypatch.setattr(pool, "MOST_AT_ONCE", 120)  # ships 20,480
     yield
 
 

@@ -15,7 +15,7 @@ from support.waiting import PATIENCE_S
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The waits that ship are seconds."""
-    monkeypatch.setattr(background, "FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr(background, "FIRST_WAIT_S", 0.001)  # ships 1 s
 
 
 class Work:
