@@ -10,6 +10,7 @@ from typing import Protocol
 
 from preble.errors import ConfigError
 from preble.lab.workloads.generators.beyond_paper import multiturn, unshared
+from preble.lab.workloads.generators.coding import coding
 from preble.lab.workloads.generators.paper import AGENT, LONGDOC, PROGRAMMING, TOOLBENCH, VIDEO
 from preble.lab.workloads.generators.shared_prefix import SharedPrefix
 from preble.lab.workloads.loaders import load
@@ -49,6 +50,7 @@ def _tool_use(
 _GENERATORS: Mapping[str, Generator] = MappingProxyType(
     {
         "agent": AGENT,
+        "coding": coding,
         "longdoc": LONGDOC,
         "multiturn": multiturn,
         "programming": PROGRAMMING,

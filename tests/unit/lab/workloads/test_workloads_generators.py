@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from preble.lab.workloads import Workload, make_workload, packed_prompt, read_tr
 from preble.lab.workloads.lengths import Family, Lengths
 from preble.lab.workloads.popularity import Popularity, in_proportion
 
-NAMES = ("toolbench", "agent", "programming", "video", "longdoc", "multiturn")
+NAMES = ("toolbench", "agent", "programming", "video", "longdoc", "multiturn", "coding")
 SHARING = ("toolbench", "programming", "video", "longdoc")
 SESSIONS = ("agent", "multiturn")
 
@@ -97,6 +98,25 @@ def test_conversations_share_the_policy_of_their_assistant() -> None:
     workload = make_workload("multiturn", 500, 0, num_prefixes=3, popularity="uniform")
     policies = {(request.group, request.segments[0].tokens) for request in workload.requests}
     assert len(policies) == 3
+
+
+def test_coding_agents_have_the_published_medians_and_their_sub_agents_are_waited_for() -> None:
+    workload = make_workload("coding", 6000, 1)
+    sessions = workload.sessions()
+    own = [sum("." not in request.request_id for request in session) for session in sessions[:-1]]
+    assert median(own) == pytest.approx(43, rel=0.15)
+    called = [session for session in sessions if any("." in request.request_id for request in session)]
+    assert len(called) / len(sessions) == pytest.approx(0.44, abs=0.12)
+    assert median(request.output_tokens for request in workload.requests) == pytest.approx(345, rel=0.1)
+    assert 30_000 < median(len(packed_prompt(request)) // TOKEN_BYTES for request in workload.requests) < 50_000
+    prompts = {request.request_id: packed_prompt(request) for request in called[0]}
+    waiting = [r for r in called[0] if "." not in r.request_id and r.parent is not None and "." in r.parent]
+    assert len(waiting) == 1, "the agent goes on once, after a sub-agent"
+    before = waiting[0].request_id.rpartition("-")
+    caller = f"{before[0]}-{int(before[2]) - 1}"
+    assert prompts[waiting[0].request_id].startswith(prompts[caller]), "on what it had said itself"
+    first = [r for r in called[0] if "." in r.request_id and r.parent == caller]
+    assert first and all(not prompts[r.request_id].startswith(prompts[caller][:40]) for r in first)
 
 
 @pytest.mark.parametrize("name", SHARING)
