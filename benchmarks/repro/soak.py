@@ -34,6 +34,7 @@ import numpy as np
 from page import filled, markdown
 
 from preble.core.placing import scheduler as global_scheduler
+from preble.core.types.life import FIRST_TOKEN, Ended
 from preble.lab.report import Table
 from preble.serving.link import protocol as m
 from preble.serving.link.frames import LENGTH
@@ -142,9 +143,9 @@ class Carrier:
                 raise RuntimeError(message.text)
             placed += isinstance(message, m.PlacedOn)
             if isinstance(message, m.Count):
-                self._send([m.Numbers(message.number, [])])
-        ends = [m.Ended(number, output_tokens=16, leaves=number) for number in names]
-        self._send([*map(m.FirstToken, names), *ends])
+                self._send([m.MetricsReport(message.number, [])])
+        ends = [m.PlacementReport(number, Ended(output_tokens=16), leaves=number) for number in names]
+        self._send([*(m.PlacementReport(number, FIRST_TOKEN) for number in names), *ends])
         self.live()
 
     def live(self) -> None:
@@ -154,7 +155,7 @@ class Carrier:
             self._send([m.Heard({})])
         while select.select([self._socket], [], [], 0)[0]:
             if isinstance(message := self._next(), m.Count):
-                self._send([m.Numbers(message.number, [])])
+                self._send([m.MetricsReport(message.number, [])])
 
 
 def _numbers(url: str) -> dict[str, float]:
