@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import msgspec
+from made_by import note
 from page import filled
 
 from preble.core.costs.refit import CostFactors, scaled
@@ -276,6 +277,8 @@ def main() -> None:
         result = measure([CASES[name] for name in options.cases or CASES])
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1) + b"\n")
+        if options.json.resolve() == RESULT:
+            note("bound")
     worst = {name: max(row.ratios[name].mean for row in result.rows) for name in NUMBERS}
     print("worst:", ", ".join(f"{name} {ratio:.3f}" for name, ratio in worst.items()), f"({result.cpu_s:.0f} CPU s)")
     if result.not_promised:

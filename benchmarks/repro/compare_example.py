@@ -17,6 +17,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 
+from made_by import note
 from rich.console import Console
 
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
@@ -69,6 +70,7 @@ def main() -> None:
     if "--draw" not in sys.argv[1:]:
         with progress("compare", "runs") as on_progress:
             compare_policies(example(), path=RESULTS, on_progress=on_progress)
+        note("compare_example")
     result = read_result(RESULTS)
     print(shown(result))
     draw(result)

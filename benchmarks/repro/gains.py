@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import grid
 import msgspec
+from made_by import note
 from page import EVALUATION, fill, markdown
 
 from preble.lab.compare import compare_policies
@@ -176,6 +177,7 @@ def main() -> None:
         KEPT.mkdir(parents=True, exist_ok=True)
         gains = [measure(name, grid.SEEDS[: options.seeds]) for name in WORKLOADS]
         RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(gains)) + b"\n")
+        note("gains")
         print(f"kept: {RESULT}", file=sys.stderr)
     draw_pages()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from zlib import crc32
 
 import msgspec
+from made_by import note
 from page import NOT_RUN, filled, markdown
 
 from preble.lab.metrics.estimates import estimate
@@ -263,6 +264,7 @@ def main() -> int:
                     started = time.perf_counter()
                     runs.append(run(name, gateways, told, seed))
                     RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+                    note("gateways")
                     print(f"{time.perf_counter() - started:.0f} s: {runs[-1]}", file=sys.stderr, flush=True)
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), drawn(runs)), encoding="utf-8")
     return 0

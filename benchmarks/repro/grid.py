@@ -24,6 +24,7 @@ from types import MappingProxyType
 import msgspec
 from evaluation_cases import CASES as EVALUATED
 from evaluation_cases import DATA
+from made_by import note
 from page import EVALUATION, EVALUATION_FIGURES, NOT_RUN, fill, markdown
 
 from preble.core.costs.model import CostModel
@@ -320,6 +321,8 @@ def main() -> None:
         screen(cells)
         if options.full:
             refine(cells)
+        if cells == [*CELLS.values()]:
+            note("grid")
     draw_page()
 
 

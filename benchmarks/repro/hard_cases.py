@@ -28,17 +28,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from hashlib import sha256
 from math import inf
 from pathlib import Path
 from statistics import fmean, median
 
 import msgspec
 from hard_family import NAMED, PROFILE, Case, drawn
+from made_by import policy_digest
 from page import filled, markdown
 
 from preble.core.policies.policy import Policy
 from preble.core.policies.registry import make_policy, policy_names
+from preble.errors import ConfigError
 from preble.lab.metrics.summary import percentile
 from preble.lab.report import Table
 from preble.lab.sim import simulate
@@ -49,8 +50,6 @@ from preble.lab.workloads import Workload
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "hard_cases.json"
 PAGE = ROOT / "docs" / "evaluation.md"
-DECISIONS = ROOT / "tests" / "golden" / "simulation.preble.jsonl"
-"""What `preble` decides in a small run, as a test keeps it: two policies that decide alike are one."""
 FIRST = ("preble", "least_load", "sticky_until_saturated", "slim_router", "lmetric", "llmd_blend", "dynamo_kv")
 """The rules that are best most often play first, so that the others' runs end early."""
 ABLATION = ("e2_per_request", "e2_rebalance")
@@ -177,11 +176,6 @@ def case_of(name: str) -> Case:
     return drawn(int(name.removeprefix("drawn-"))) if name.startswith("drawn-") else NAMED[name]
 
 
-def policy_digest() -> str:
-    """Return a digest of what `preble` decides today."""
-    return sha256(DECISIONS.read_bytes()).hexdigest()[:12]
-
-
 # -- shrinking --------------------------------------------------------------------------------------------------------
 
 
@@ -228,7 +222,7 @@ def shrunk(case: Case, seeds: tuple[int, ...], rules: Sequence[str], say: Callab
             tries += 1
             try:
                 keeps = loss(smaller, seeds, rules) >= least
-            except (ArithmeticError, ValueError, KeyError):  # nothing is left of it
+            except (ArithmeticError, ConfigError, KeyError, ValueError):  # nothing is left of it
                 keeps = False
             if keeps:
                 case, found = smaller, True

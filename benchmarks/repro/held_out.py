@@ -29,6 +29,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 import msgspec
+from made_by import note
 from page import EVALUATION, NOT_RUN, filled, markdown
 
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
@@ -211,6 +212,8 @@ def main() -> None:
     for name, case in CASES.items():
         if name.startswith(options.only) and not options.draw:
             run(case, SEEDS[: options.seeds])
+    if not options.draw and not options.only:
+        note("held_out")
     draw_page()
 
 

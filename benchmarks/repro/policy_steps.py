@@ -20,6 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from made_by import note
+
 from preble.core.policies.cost_table import CostTable
 from preble.core.policies.e2 import E2
 from preble.core.policies.policy import Choice, Policy
@@ -130,7 +132,7 @@ class Part:
     def _paid_s(self, view: ClusterView, matched: int, best: int) -> float:
         if not self._later or matched == best:
             return view.prefill_s(matched)
-        return _Delays(view, VALUE, 4.0)._shared_prefill_s(view, matched)
+        return _Delays(view, VALUE, 4.0)._shared_prefill_s(view, matched)[1]  # without the limit
 
     def _output_tokens(self, view: ClusterView, replica: ReplicaIndex) -> float:
         if not self._answers:
@@ -209,6 +211,7 @@ def main() -> None:
             for name in VARIANTS
         }
         RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        note("policy_steps")
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

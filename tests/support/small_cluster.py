@@ -42,6 +42,27 @@ def workload() -> Workload:
     return Workload("golden", tuple(requests))
 
 
+def long_and_short() -> Workload:
+    """Chats beside two documents; then bursts on new ones, the first while nobody else asks, the second beside chats,
+    the third where earlier ones fill the caches."""
+    documents = [segment(f"document {i}", tokens) for i, tokens in enumerate((3000, 3000, 8000, 8000, 8000))]
+    asked: list[tuple[float, Segment | None, int]] = [(0.06 * i, None, 50) for i in range(60)]
+    asked += [(0.5 + 0.4 * i, documents[i % 2], 40) for i in range(8)]
+    asked += [(10.0 + 0.002 * i, documents[2], 30) for i in range(15)]
+    asked += [(20.0 + 0.1 * i, None, 50) for i in range(30)]
+    asked += [(21.0 + 0.002 * i, documents[3], 30) for i in range(15)]
+    asked += [(40.0 + 0.002 * i, documents[4], 30) for i in range(15)]
+    return Workload(
+        "long and short",
+        tuple(
+            WorkloadRequest(
+                f"ask-{i}", (document, own(i, tokens)) if document else (own(i, tokens),), 40, arrival_s=arrival_s
+            )
+            for i, (arrival_s, document, tokens) in enumerate(asked)
+        ),
+    )
+
+
 def segment(name: str, num_tokens: int) -> Segment:
     return Segment(name, tokens=made_up_tokens(name, num_tokens))
 

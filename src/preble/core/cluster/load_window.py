@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from math import inf
+from math import exp, inf, log
 from typing import Final
 
 from preble.core.costs.model import CostModel
@@ -72,7 +72,7 @@ class LoadWindow:
         self._all_output_tokens = 0
         self._default_tokens = DEFAULT_OUTPUT_TOKENS if answer_tokens is None else answer_tokens
         self._num_placed = 0
-        self._all_prompt_tokens = 0
+        self._log_tokens = 0.0
         self._began_at: float | None = None
 
     def use(self, cost_model: CostModel) -> None:
@@ -116,11 +116,11 @@ class LoadWindow:
         for entry in self._placed():
             if entry.replica == replica:
                 entry.replica = None
+                self._log_tokens -= log(max(entry.num_prompt_tokens, 1))
         self._finished = deque(item for item in self._finished if item[1] != replica)
         self._find_next_expiry()
         self._all_output_tokens -= self._output_tokens[replica]
         self._num_placed -= self.num_requests[replica]
-        self._all_prompt_tokens -= self._prompt_tokens[replica]
         self.num_requests[replica] = self._prompt_tokens[replica] = 0
         self._num_finished[replica] = self._output_tokens[replica] = 0
         self._prefill_s[replica] = 0.0
@@ -142,7 +142,7 @@ class LoadWindow:
         if self._oldest_use is None:
             self._oldest_use = entry
         self._num_placed += 1
-        self._all_prompt_tokens += num_prompt_tokens
+        self._log_tokens += log(max(num_prompt_tokens, 1))
         self.num_requests[replica] = self.num_requests[replica] + 1
         self._prefill_s[replica] = self._prefill_s[replica] + prefill_s
         self._prompt_tokens[replica] = self._prompt_tokens[replica] + num_prompt_tokens
@@ -156,7 +156,7 @@ class LoadWindow:
             return False
         entry.replica = None
         self._num_placed -= 1
-        self._all_prompt_tokens -= entry.num_prompt_tokens
+        self._log_tokens -= log(max(entry.num_prompt_tokens, 1))
         self.num_requests[replica] -= 1
         self._prompt_tokens[replica] -= entry.num_prompt_tokens
         self._prefill_s[replica] = (
@@ -201,9 +201,9 @@ class LoadWindow:
         return dropped
 
     @property
-    def mean_prompt_tokens(self) -> float:
-        """Mean length of the prompts placed in the window, on all replicas; 0 where there was none."""
-        return self._all_prompt_tokens / self._num_placed if self._num_placed else 0.0
+    def typical_prompt_tokens(self) -> float:
+        """Geometric mean of the prompts' lengths in the window, on all replicas; 0 where there was none."""
+        return exp(self._log_tokens / self._num_placed) if self._num_placed else 0.0
 
     @property
     def mean_answer_tokens(self) -> float:
@@ -250,7 +250,7 @@ class LoadWindow:
     def check(self) -> None:
         """Assert that the sums agree with the entries. O(n x replicas); for tests."""
         assert self._num_placed == sum(self.num_requests)
-        assert self._all_prompt_tokens == sum(self._prompt_tokens)
+        assert abs(self._log_tokens - sum(log(max(entry.num_prompt_tokens, 1)) for entry in self.entries())) < 1e-6
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
         for replica in map(ReplicaIndex, range(len(self.num_requests))):
             mine = [entry for entry in self.entries() if entry.replica == replica]

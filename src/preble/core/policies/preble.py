@@ -20,8 +20,9 @@ the delay is the sum of
 D_i is the wait of those who come, added up over the time that the prefill is in the queue or computed: the integral of
 the work that is left then, from W_i + P_i down to W_i, of which nobody waits for more than E_i. For who comes may go to
 another replica, where the least W of all others waits, and pay for a prompt there: `_TURNING_AWAY` times the prefill of
-one of mean length. Where prompts are alike D_i is P_i (W_i + P_i/2). But a document of 100,000 tokens does not hold up
-the chats that come in the half minute that it takes: they go elsewhere, as long as there is a replica where they can.
+a typical one, which has the geometric mean of the lengths. Where prompts are alike D_i is P_i (W_i + P_i/2). But a
+document of 100,000 tokens does not hold up the chats that come in the half minute that it takes: they go elsewhere, as
+long as there is a replica where they can.
 
 A prefix that keeps its holders busy is not paid for by the request that first takes it to a further replica, since the
 next ones will want it there. Of a piece of the prompt that another replica holds and i does not, P_i counts the part
@@ -34,7 +35,9 @@ no unit and depends on no window: rates and populations that grow together chang
 Later users pay no more than they gain. If n uses come once the copy is there, it takes n s / (h + 1) seconds of work
 off the other holders. The discount is at most `_RELIEF` times that. The past tells n: we expect as many uses as there
 were, spread over as long as they took. A burst of a second on a document that takes six to compute will be
-over before a copy is there. So it is computed once, and the burst waits for it.
+over before a copy is there. So it is computed once, and the burst waits for it. On a replica without a request in
+flight and with room for the copy, only those who come and do not use it would pay more. If u of r requests a second use
+it, the discount has no limit there on the part u / r.
 
 M_i is e times the terms with P_i where i's cache is full, else 0. A full cache evicts as many tokens as it takes in,
 and the share e of them will be computed again, with the same delays. e is the share of what the replicas compute that
@@ -70,8 +73,9 @@ _RELIEF: Final = 2.0
 """What a second that a copy takes off the other holders is worth, in seconds of prefill: who waits there gains, too."""
 
 
-_TURNING_AWAY: Final = 2.0
-"""Prefills that one costs which is computed elsewhere: itself, and about as much for those whom it holds up there."""
+_TURNING_AWAY: Final = 6.0
+"""Prefills by which a queue must be longer than another one before requests avoid it. With fewer, prompts that nothing
+distinguishes are sent behind queues, to keep other replicas free for prompts that are hardly shorter."""
 
 
 class Preble:
@@ -104,6 +108,7 @@ class _Delays(Sequence[Candidate]):
 
     __slots__ = (
         "_again",
+        "_charged_s",
         "_crowd",
         "_crowding",
         "_elsewhere_s",
@@ -114,7 +119,6 @@ class _Delays(Sequence[Candidate]):
         "_loading_s",
         "_num_requests",
         "_output_tokens",
-        "_prefill_s",
         "_replicas",
         "_slowness",
         "_together_s",
@@ -144,28 +148,32 @@ class _Delays(Sequence[Candidate]):
         self._crowd = ttft_value * crowding * view.requests_per_s / len(replicas)
         self._together_s = 2.0 * view.decode_pace * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         self._expected_tokens = view.expected_output_tokens
-        self._prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
-        self._whole_prefill_s = self._prefill_s.copy()
+        self._whole_prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
+        self._charged_s: list[float] = []
         self._has_room: list[bool] = []
-        mean_s = view.cost_model.prefill_s(int(view.mean_prompt_tokens))
+        typical_s = view.cost_model.prefill_s(int(view.typical_prompt_tokens))
         self._elsewhere_s = _least_of_others(
-            [_TURNING_AWAY * mean_s + self._waiting_s[replica] for replica in replicas]
+            [_TURNING_AWAY * typical_s + self._waiting_s[replica] for replica in replicas]
         )
 
     def least(self, view: ClusterView, rng: Random) -> int:
         """Return the position of the replica with the least delay, ties at random."""
         tokens_to_come = view.request.num_prompt_tokens + self._expected_tokens
-        least_s, best, tokens, prefill_s = inf, [0], -1, 0.0
+        most_cached_s = self._whole_prefill_s[self.most_matched]
+        charges = {self.most_matched: (most_cached_s, most_cached_s)}
+        least_s, best, tokens, beside_s, alone_s = inf, [0], -1, 0.0, 0.0
         for i, replica in enumerate(self._replicas):
             if self.matched[i] != tokens:  # neighbours mostly match alike
                 tokens = self.matched[i]
-                if tokens not in self._prefill_s:
-                    self._prefill_s[tokens] = self._shared_prefill_s(view, tokens)
-                prefill_s = self._prefill_s[tokens]
-            delay_s = self._prefill_delay_s(i, replica, prefill_s)
+                if tokens not in charges:
+                    charges[tokens] = self._shared_prefill_s(view, tokens)
+                beside_s, alone_s = charges[tokens]
+            come = tokens_to_come - tokens + (0 if self._loaded is None else self._loaded[i])
+            is_alone = alone_s < beside_s and self._num_requests[replica] == 0 and view.has_room(replica, come)
+            self._charged_s.append(alone_s if is_alone else beside_s)
+            delay_s = self._prefill_delay_s(i, replica)
             cost_s = self._load_delay_s(i, replica)
             if self._again:
-                come = tokens_to_come - tokens + (0 if self._loaded is None else self._loaded[i])
                 self._has_room.append(view.has_room(replica, come))
                 if not self._has_room[i]:
                     cost_s += self._again * delay_s
@@ -189,7 +197,7 @@ class _Delays(Sequence[Candidate]):
         replica, tokens = self._replicas[index], self.matched[index]
         replica_id = self._ids[replica]
         assert replica_id is not None
-        delay_s = self._prefill_delay_s(index, replica, self._prefill_s[tokens])
+        delay_s = self._prefill_delay_s(index, replica)
         return Candidate(
             replica_id,
             tokens,
@@ -206,8 +214,8 @@ class _Delays(Sequence[Candidate]):
         together = min(self._expected_tokens * self._num_requests[replica], float(self._output_tokens[replica]))
         return self._ttft_value * self._waiting_s[replica] + self._together_s * together * slowness
 
-    def _prefill_delay_s(self, i: int, replica: ReplicaIndex, prefill_s: float) -> float:
-        own = self._own_prefill_s(i, prefill_s)
+    def _prefill_delay_s(self, i: int, replica: ReplicaIndex) -> float:
+        own = self._own_prefill_s(i, self._charged_s[i])
         waiting, elsewhere = self._waiting_s[replica], self._elsewhere_s[i]
         held_up = _wait_s(waiting + own, elsewhere) - _wait_s(waiting, elsewhere)
         return own * (self._ttft_value + self._num_requests[replica]) + self._crowd * held_up
@@ -217,21 +225,29 @@ class _Delays(Sequence[Candidate]):
         slowness = 1.0 if self._slowness is None else self._slowness[i]
         return (prefill_s if self._loading_s is None else prefill_s + self._loading_s[i]) * slowness
 
-    def _shared_prefill_s(self, view: ClusterView, matched: int) -> float:
-        """Return seconds of prefill where `matched` tokens are cached, less what later users of a copy pay."""
+    def _shared_prefill_s(self, view: ClusterView, matched: int) -> tuple[float, float]:
+        """Return seconds of prefill where `matched` tokens are cached, less what later users of a copy pay.
+
+        Twice: where others wait for it as well, and on a replica where only those do who come and do not use it.
+        """
         num_tokens = view.request.num_prompt_tokens
         hit_s = view.prefill_s(view.known_tokens)
         hit_s += view.decode_pace * view.cost_model.decode_s(self._expected_tokens, num_tokens)
         whole_s = self._whole_prefill_s[matched] = view.prefill_s(matched)
-        paid_s = 0.0
+        paid_s = paid_alone_s = 0.0
+        rate = view.requests_per_s
         for piece in view.pieces(self.most_matched, beyond=matched):
             busy = piece.uses_per_s * hit_s / (piece.holders + 1)
             square = math.pow(self._crowding * busy, 2.0)
             missed = min(piece.end, self.most_matched) - max(piece.start, matched)
             piece_s = whole_s * missed / (num_tokens - matched)
             relief_s = piece.later_uses(piece_s) * hit_s / (piece.holders + 1)
-            paid_s += min(piece_s * square / (1.0 + square), _RELIEF * relief_s)
-        return whole_s - paid_s
+            wanted_s = piece_s * square / (1.0 + square)
+            repaid_s = min(wanted_s, _RELIEF * relief_s)
+            users = min(piece.uses_per_s / rate, 1.0) if rate else 0.0
+            paid_s += repaid_s
+            paid_alone_s += repaid_s + users * (wanted_s - repaid_s)
+        return whole_s - paid_s, whole_s - paid_alone_s
 
 
 def _least_of_others(values: list[float]) -> list[float]:

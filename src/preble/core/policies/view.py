@@ -174,9 +174,9 @@ class ClusterView:
         return self._window.mean_output_tokens
 
     @property
-    def mean_prompt_tokens(self) -> float:
-        """Mean length of the prompts placed in the window, on any replica; 0 where there was none."""
-        return self._window.mean_prompt_tokens
+    def typical_prompt_tokens(self) -> float:
+        """Geometric mean of the prompts' lengths in the window, on any replica; 0 where there was none."""
+        return self._window.typical_prompt_tokens
 
     @property
     def expected_output_tokens(self) -> float:

@@ -5,7 +5,7 @@ A prefill takes 1 ms a token, one more sequence makes a decode iteration 1 ms lo
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, log
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_the_delay_is_the_sum_of_its_five_terms() -> None:
     assert (placement.replica_id, placement.reason) == (B, Reason.EXPLORE)
 
 
-@pytest.mark.parametrize(("waiting_elsewhere", "held_up_s"), [(0, 0.2 * (10 - 0.1)), (20_000, 10 * 10 / 2)])
+@pytest.mark.parametrize(("waiting_elsewhere", "held_up_s"), [(0, 0.6 * (10 - 0.3)), (20_000, 10 * 10 / 2)])
 def test_who_comes_turns_away_from_a_long_prompt_where_another_replica_is_sooner(
     waiting_elsewhere: int, held_up_s: float
 ) -> None:
@@ -71,6 +71,17 @@ def test_who_comes_turns_away_from_a_long_prompt_where_another_replica_is_sooner
     placement = ask(made, "long", [*range(500_000, 510_000)], now=40.0)
     rate = (40 + bool(waiting_elsewhere)) / 40.0 / 2
     assert candidate(placement, A).prefill_s == pytest.approx(10 * 4.0 + 16 * rate * held_up_s)
+
+
+def test_one_document_does_not_change_when_chats_turn_away() -> None:
+    made = cluster(A, B, capacity=100_000)
+    for i, length in enumerate([100] * 40 + [10_000]):
+        ask(made, f"old {i}", [*range(20_000 * i, 20_000 * i + length)], now=float(i))
+        made.on_finish(RequestId(f"old {i}"), 1, i + 0.5)
+    placement = ask(made, "long", [*range(5_000_000, 5_010_000)], now=41.0)
+    typical_s = int(exp((40 * log(100) + log(10_000)) / 41)) / 1000  # 111 tokens; the mean is 341
+    held_up_s = 6 * typical_s * (10 - 6 * typical_s / 2)
+    assert candidate(placement, A).prefill_s == pytest.approx(10 * 4.0 + 16 * 41 / 41.0 / 2 * held_up_s)
 
 
 def decoding_slows(answer_s: float) -> float:
@@ -140,17 +151,44 @@ def test_what_many_requests_use_is_cheap_to_copy_and_their_own_part_is_not() -> 
 
 @pytest.mark.parametrize(("lasting_s", "least"), [(0.5, 10.0), (20.0, 6.0)])
 def test_a_copy_is_paid_by_those_who_come_after_it_is_there(lasting_s: float, least: float) -> None:
-    """100 questions of 100 tokens about a document that takes ten seconds to compute."""
+    """100 questions of 100 tokens about a document that takes ten seconds to compute, and another request on B."""
     made = cluster(A, B, capacity=100_000)
+    ask(made, "other", [50_000], now=100.0, only=B)
     document = [*range(10_000)]
     for i in range(100):
         ask(made, f"q{i}", [*document, *tokens(2 + i, 100)], now=100.0 + i * lasting_s / 100, only=A)
     placement = ask(made, "next", [*document, *tokens(200, 100)], now=100.0 + lasting_s)
-    rate = 101 / (100.0 + lasting_s) / 2
+    rate = 101 / max(lasting_s, 1.0) / 2
     price = candidate(placement, B).prefill_s
-    full = 10.1 * 4 + 16 * rate * 10.1 * 10.1 / 2
-    assert least * 4 <= price
+    full = 10.1 * 5 + 16 * rate * 10.1 * 10.1 / 2
+    assert least * 5 <= price
     assert (price < full / 2) is (lasting_s > 10.0)
+
+
+def price_of_a_copy_in_a_burst(began_s: float = 0.0, other: bool = False, capacity: int = 20_000) -> float:
+    """The price on B, over that without a discount, after 100 questions of 100 tokens within half a second, about a
+    document that takes 9.9 seconds to compute. Before these came one request, `began_s` ago."""
+    made = cluster(A, B, capacity=capacity)
+    document = [*range(9_900)]
+    ask(made, "first", [60_000], now=100.0 - began_s, only=A)
+    if other:
+        ask(made, "other", [50_000], now=100.0, only=B)
+    for i in range(100):
+        ask(made, f"q{i}", [*document, *tokens(2 + i, 100)], now=100.0 + i / 200, only=A)
+    price = candidate(ask(made, "next", [*document, *tokens(200, 100)], now=100.5), B).prefill_s
+    rate = (101 + other) / max(began_s + 0.5, 1.0) / 2
+    return price / (10 * (4.0 + other) + 16 * rate * 10 * 10 / 2)
+
+
+def test_a_copy_that_holds_up_and_evicts_nothing_is_paid_without_a_limit() -> None:
+    assert price_of_a_copy_in_a_burst(began_s=90.0) < 0.02
+    assert price_of_a_copy_in_a_burst(began_s=90.0, other=True) > 0.8
+    assert price_of_a_copy_in_a_burst(began_s=90.0, capacity=10_000) > 0.8
+
+
+def test_those_who_come_and_do_not_use_a_copy_pay_no_more_than_is_gained() -> None:
+    """Of 101 requests a second 20 are known to use it: uses are averaged over five seconds."""
+    assert 0.5 < price_of_a_copy_in_a_burst(began_s=0.0) < 0.8
 
 
 def test_a_hot_prefix_is_on_every_replica_before_its_holder_is_saturated() -> None:
