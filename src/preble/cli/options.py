@@ -71,7 +71,8 @@ DEFAULT_RPS = 4.0
 
 WORKLOAD_HELP = (
     "A trace file, a scenario (NAME.toml), a named workload, or several with + between "
-    "(docs/reference/workloads.md): agent, longdoc, multiturn, programming, tool_use, toolbench, unshared, video."
+    "(docs/reference/workloads.md): agent, coding, longdoc, multiturn, programming, tool_use, toolbench, unshared, "
+    "video."
 )
 
 
