@@ -7,9 +7,11 @@ the last digit.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -25,6 +27,7 @@ from preble.decisions.reader import LogReader
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.engine import EmulatedEngine, Prompt
 from preble.lab.metrics import RequestRecord
+from preble.lab.metrics.itl import gap_key
 from preble.lab.sim import SimConfig, SimResult, Simulation
 from preble.lab.workloads import Segment, Workload, WorkloadRequest
 from support.logs import Recording
@@ -116,9 +119,11 @@ class Emulated:
             )
         )
         token_ids: list[int] = []
+        times_s: list[float] = []
         with self.engine.generate([Prompt(prompt, output_tokens)]) as generation:
             async for pieces in generation.pieces():
                 token_ids += [int(piece.text) for piece in pieces]
+                times_s += [loop.time()] * len(pieces)
                 finished = pieces[-1].finished
         assert finished is not None and loop.time() == finished.finished_at
         self.records[name] = RequestRecord(
@@ -132,6 +137,7 @@ class Emulated:
             cached_tokens=finished.num_cached_tokens,
             replica="r0",
             reason="policy",
+            gaps=Counter(gap_key(after - before) for before, after in pairwise(times_s)),
         )
         return token_ids
 

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from preble.core.types import CacheCleared, ReplicaId
 from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect
-from preble.engines.adapter import EngineLoad
+from preble.engines.adapter import EngineLoad, PriorityOrder
 from preble.engines.commands import free_ports
 from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
@@ -282,6 +282,40 @@ def sglang(**source: Any) -> dict[str, Any]:
     """What an SGLang server answers whose description of its events is changed so."""
     info = {"enable_cache_report": True, "kv_events": {**SGLANG_SOURCE, **source}}
     return {"/v1/models": MODELS, "/server_info": info, "/v1/loads": {"version": "0.5.23"}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "order"),
+    [
+        ({}, None),
+        ({"enable_priority_scheduling": False, "schedule_low_priority_values_first": True}, None),
+        ({"enable_priority_scheduling": True}, PriorityOrder(-1, is_required=True)),
+        (
+            {"enable_priority_scheduling": True, "schedule_low_priority_values_first": True},
+            PriorityOrder(1, is_required=True),
+        ),
+    ],
+)
+async def test_sglang_says_how_it_orders_by_priority(flags: dict[str, bool], order: PriorityOrder | None) -> None:
+    pages = sglang()
+    pages["/server_info"].update(flags)
+    async with client_of(pages, "sglang") as client:
+        assert (await client.probe()).priority == order
+
+
+@pytest.mark.parametrize(
+    ("version", "order"),
+    [
+        ("0.31.9", None),
+        ("0.32.0", PriorityOrder(1)),
+        ("0.40.1.dev3+cpu", PriorityOrder(1)),
+        ("1.0", PriorityOrder(1)),
+        ("dev", None),
+    ],
+)
+async def test_a_vllm_that_may_refuse_a_priority_gets_none(version: str, order: PriorityOrder | None) -> None:
+    async with client_of({**VLLM, "/version": {"version": version}}, "vllm") as client:
+        assert (await client.probe()).priority == order
 
 
 async def test_sglang_that_says_where_it_pushes_its_load_has_one() -> None:

@@ -17,7 +17,7 @@ from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
 from preble.errors import ConfigError, Overloaded, RequestError
 from preble.gateway.http.access import KeyRing
-from preble.prompts.endpoints.bodies import PromptLimits, read_chat, with_cache_salt
+from preble.prompts.endpoints.bodies import PromptLimits, read_chat, with_field
 from preble.rules import key_limits
 from preble.rules.callers import Caller
 from preble.rules.key_limits import KeyLimits
@@ -232,7 +232,7 @@ def test_a_bad_file_of_keys_is_refused_with_the_place(tmp_path: Path, text: str,
 
 
 def test_a_salt_goes_before_what_the_client_wrote() -> None:
-    assert json.loads(with_cache_salt(b' {"cache_salt": "theirs"} \n', "ours")) == {"cache_salt": "ours"}
+    assert json.loads(with_field(b' {"cache_salt": "theirs"} \n', "cache_salt", "ours")) == {"cache_salt": "ours"}
 
 
 async def test_a_key_has_its_limits(serve: Serve, tmp_path: Path) -> None:

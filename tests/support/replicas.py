@@ -1,7 +1,7 @@
 """Real replicas for a whole test session: two of vLLM, one of SGLang, and a vLLM that embeds.
 
-The first is plain vLLM; the second and SGLang order their waiting requests as Preble does and run two requests at once.
-`support/questions.py` asks them.
+The first is plain vLLM, which orders by priority; the second and SGLang order their waiting requests as Preble does and
+run two requests at once. `support/questions.py` asks them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ EVERYTHING = (
 VLLM_ENVIRON = {"VLLM_ENABLE_RESPONSES_API_STORE": "1", "TORCH_COMPILE_DISABLE": "1"}
 """The pair keeps responses, and compiles nothing: the first request for logprobs would wait minutes for a compiler."""
 
+BY_PRIORITY = ("--scheduling-policy", "priority")
 WITH_PREBLE = ("--scheduler-cls", "preble.integrations.vllm_scheduler.PrebleScheduler", "--max-num-seqs", str(PLACES))
 READY_TIMEOUT_S = 600.0
 TEST_TIMEOUT_S = 1500.0
@@ -169,7 +170,7 @@ def running_vllm_pair(log_dir: Path) -> Iterator[VllmPair]:
     """Start both, stop both."""
     options = options_of_one("vllm", VLLM, log_dir, device="cpu", dev_endpoints=True)
     with mock.patch.dict(os.environ, VLLM_ENVIRON):
-        plain = Fleet(replace(options, extra_args=EVERYTHING))
+        plain = Fleet(replace(options, extra_args=(*BY_PRIORITY, *EVERYTHING)))
         with_preble = Fleet(replace(options, log_dir=log_dir / "with-preble", extra_args=(*WITH_PREBLE, *EVERYTHING)))
     with running(plain, with_preble) as loop:
         yield VllmPair((*plain.replicas, *with_preble.replicas), loop)

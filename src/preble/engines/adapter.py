@@ -22,6 +22,26 @@ from preble.web.client.pool import Ongoing, Receiver
 
 
 @dataclass(frozen=True, slots=True)
+class PriorityOrder:
+    """How an engine orders what waits in it by the `priority` of a body.
+
+    `step`: what each later class of ours adds to it. `is_required`: a body without one comes after all others; else it
+    counts as 0, which the first class has.
+    """
+
+    step: int
+    is_required: bool = False
+
+    def value(self, rank: int) -> int | None:
+        """Return the `priority` to write for a class by its place, the first one 0; None for none.
+
+        >>> PriorityOrder(1).value(0), PriorityOrder(1).value(2), PriorityOrder(-1, is_required=True).value(0)
+        (None, 2, 0)
+        """
+        return self.step * rank if rank or self.is_required else None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """What a replica says of itself.
 
@@ -29,6 +49,7 @@ class EngineInfo:
     of them that are adapters (LoRA) on the base model, whose prompts share no KV with it. `roots`: what each was loaded
     from, in the order of `models`; empty where it does not say. `spec`: what the scheduler
     has to know. `kv_events`: where its KV events are, for each data-parallel rank; empty where it reports none.
+    `priority`: None where it orders requests by none, or would refuse one.
     """
 
     engine: str
@@ -39,6 +60,7 @@ class EngineInfo:
     adapters: tuple[str, ...] = ()
     kv_events: tuple[KvEventEndpoints, ...] = ()
     roots: tuple[str, ...] = ()
+    priority: PriorityOrder | None = None
 
 
 class ModelNames(NamedTuple):

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import ReplicaSpec
-from preble.engines.adapter import EngineInfo, EngineLoad
+from preble.engines.adapter import EngineInfo, EngineLoad, PriorityOrder
 from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
@@ -56,6 +56,15 @@ class ServerInfo(msgspec.Struct):
     max_total_num_tokens: int | None = None
     enable_cache_report: bool | None = None
     kv_events: SglangEventSource | None = None
+    enable_priority_scheduling: bool | None = None
+    schedule_low_priority_values_first: bool | None = None
+
+    @property
+    def priority(self) -> PriorityOrder | None:
+        """Without its flag, SGLang ignores a `priority` or, as it is started, refuses it."""
+        if not self.enable_priority_scheduling:
+            return None
+        return PriorityOrder(1 if self.schedule_low_priority_values_first else -1, is_required=True)
 
 
 class LoadsAnswer(msgspec.Struct):
@@ -104,6 +113,7 @@ class SglangEngine(ReportingEngine):
             roots=roots_of(models),
             kv_events=self._endpoints,
             version=loads.decode(LoadsAnswer).version if loads.status == 200 else None,
+            priority=info.priority,
         )
 
     async def check_ready(self) -> None:

@@ -5,13 +5,14 @@ The emulator speaks the same dialect and says that it is one in a header.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from preble.core.types import ReplicaSpec
-from preble.engines.adapter import EngineInfo
+from preble.engines.adapter import EngineInfo, PriorityOrder
 from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
@@ -20,6 +21,8 @@ from preble.engines.reporting import ReportingEngine
 EMULATED_HEADER = "X-Preble-Emulated"
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 DEFAULT_BLOCK_SIZE = 16
+FIRST_TO_IGNORE_PRIORITY = (0, 32)
+"""The first version that was tried; earlier ones may do so, too."""
 
 
 class VersionAnswer(msgspec.Struct):
@@ -66,6 +69,7 @@ class VllmEngine(ReportingEngine):
         self.model_path = models[0].root
         version = await self.http.ask("/version")
         emulated = EMULATED_HEADER in version.headers
+        number = version.decode(VersionAnswer).version if version.status == 200 else None
         self.takes_ids = not emulated  # to which a text costs nothing
         cache = await self._cache_config(emulated)
         given = self.given_kv_events
@@ -86,7 +90,8 @@ class VllmEngine(ReportingEngine):
             adapters=adapters_among(models),
             roots=roots_of(models),
             kv_events=self._endpoints,
-            version=version.decode(VersionAnswer).version if version.status == 200 else None,
+            version=number,
+            priority=PriorityOrder(1) if _ignores_priority(number) and not emulated else None,
         )
 
     async def check_ready(self) -> None:
@@ -115,6 +120,15 @@ class VllmEngine(ReportingEngine):
         if not live:
             self._say_no_events()
         return tuple(self._endpoints_at(s.endpoint or "", s.replay_endpoint, s.topic) for s in live)
+
+
+def _ignores_priority(version: str | None) -> bool:
+    """Return whether this vLLM takes a `priority` without `--scheduling-policy priority`, and ignores it.
+
+    It does not say how it schedules. 0.32 takes one; its own documentation says that others refuse any but 0.
+    """
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return found is not None and (int(found[1]), int(found[2])) >= FIRST_TO_IGNORE_PRIORITY
 
 
 def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:

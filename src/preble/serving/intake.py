@@ -28,6 +28,7 @@ from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_wait
 from preble.serving.telemetry.tracing import Tracing
+from preble.serving.terms import rank_of
 from preble.serving.token_answers import TokenAnswers
 
 BY_LOAD = "by load"
@@ -90,6 +91,17 @@ class Intake(ABC):
         """Return the request of a body that the carrier passes on as it comes, having read `fields` itself."""
         now = self._loop.time()
         return ParsedRequest(endpoint, headers, b"", request_id, fields, caller, now)
+
+    def priority(self, parsed: ParsedRequest, placed: Placed) -> int | None:
+        """Return the `priority` that the body is to have at the replica, by the request's class; None for none.
+
+        Raises: RequestError: there is no such class.
+        """
+        if not parsed.endpoint.takes_priority:
+            return None
+        replica = self.replicas.get(placed.placement.replica_id)
+        order = None if replica is None else replica.info.priority
+        return None if order is None else order.value(rank_of(parsed.terms, self._config.queue.classes))
 
     async def answer_here(self, endpoint: Endpoint, body: bytes) -> bytes | None:
         """Return the answer in JSON to a request that needs only the tokenizer, None if it needs a replica.

@@ -15,7 +15,7 @@ from itertools import count
 from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
 from preble.prompts.endpoints import Endpoint, Fields, Prompt
-from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits, with_cache_salt
+from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits, with_field
 from preble.rules.callers import ANYBODY, Caller
 from preble.rules.key_limits import KeyLimits
 from preble.serving.telemetry.tracing import Trace
@@ -102,7 +102,7 @@ def parse_request(
     if salt != fields.cache_salt:
         fields.cache_salt = salt
         if salts and salt and endpoint.salt_field:
-            body = with_cache_salt(body, salt, endpoint.salt_field)
+            body = with_field(body, endpoint.salt_field, salt)
     return ParsedRequest(endpoint, headers, body, request_id, fields, caller, arrived_at)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from preble.errors import RequestError
 from preble.rules.callers import ANYBODY, Caller
 
 PRIORITY = b"x-preble-priority"
@@ -33,3 +35,18 @@ class Terms(Struct, frozen=True, array_like=True):
     tier: str | None = None
     arrived_at: MonotonicSeconds | None = None
     is_traced: bool = False
+
+
+def rank_of(terms: Terms, classes: Sequence[str]) -> int:
+    """Return the place of a request's class among `classes`: the one that the header names, else the body's
+    `service_tier`; never before the class of the key.
+
+    Raises: RequestError: there is no class of the name in the header.
+    """
+    key = terms.caller.limits
+    best = classes.index(key.priority) if key is not None and key.priority is not None else 0
+    if (name := terms.priority) is None:
+        return max(best, classes.index(terms.tier)) if terms.tier in classes else best
+    if name not in classes:
+        raise RequestError(f"{PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(classes)}")
+    return max(best, classes.index(name))

@@ -17,7 +17,7 @@ from preble.errors import Overloaded, PrebleError, RequestError
 from preble.rules.key_limits import KeyLimits
 from preble.serving.placed import LocalPlaced
 from preble.serving.placements import Dispatcher
-from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
+from preble.serving.terms import MAX_WAIT, Terms, rank_of
 
 _LOOK_AGAIN_S = 1.0
 """While requests wait, at least this often: nobody reports when a replica's ejection or hold ends."""
@@ -121,7 +121,7 @@ class Turns:
 
     async def _place_in_turn(self, request: Request, terms: Terms) -> LocalPlaced:
         caller = terms.caller
-        rank, max_wait_s = self._rank(terms), _max_wait_s(terms.max_wait)
+        rank, max_wait_s = rank_of(terms, self._config.classes), _max_wait_s(terms.max_wait)
         able = self._dispatcher.replicas.able_to_serve(request, terms.model)
         future: asyncio.Future[LocalPlaced] = self._loop.create_future()
         self._waiters[request.request_id] = _Waiter(request, terms, future)
@@ -150,18 +150,6 @@ class Turns:
         self._admission.withdraw(request_id)
         if future.done() and not future.cancelled() and future.exception() is None:
             future.result().cancelled()
-
-    def _rank(self, terms: Terms) -> int:
-        """Return the rank of the class that the header names, else the body's `service_tier`; never before the class of
-        the key.
-        """
-        classes, key = self._config.classes, terms.caller.limits
-        best = classes.index(key.priority) if key is not None and key.priority is not None else 0
-        if (name := terms.priority) is None:
-            return max(best, classes.index(terms.tier)) if terms.tier in classes else best
-        if name not in classes:
-            raise RequestError(f"{PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(classes)}")
-        return max(best, classes.index(name))
 
     # what happens to replicas and to requests that were placed
 

@@ -18,6 +18,7 @@ from preble.errors import (
 )
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
+from preble.prompts.endpoints.bodies import with_field
 from preble.serving import (
     NOT_NOW,
     Intake,
@@ -156,6 +157,8 @@ class Relay:
                 self._span = parsed.trace.sent(placed.placement)
                 headers = {**headers, **self._span.headers}
             body = self._body if self._with_ids is None else self._body_at(placed, self._with_ids)
+            if (priority := self._serving.priority(parsed, placed)) is not None:
+                body = with_field(body, "priority", priority)
         except Exception as error:
             placed.end(error)  # no attempt has begun that would end it
             raise

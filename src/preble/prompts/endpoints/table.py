@@ -36,7 +36,7 @@ class Endpoint:
     requests are placed by load; its answers may then be of any kind, and streamed or not, whatever the request says.
     `of_tokens`: whether a tokenizer alone can answer. `text_start`: matches the usual beginning of a body, up to the
     inside of the text that is its only prompt; None if there is none. `answer_id`: finds the id of an answer that
-    replicas store, None if they store none.
+    replicas store, None if they store none. `takes_priority`: whether both engines' bodies may have a `priority`.
     """
 
     path: str
@@ -50,6 +50,7 @@ class Endpoint:
     text_start: re.Pattern[bytes] | None = None
     label: str = ""
     answer_id: re.Pattern[bytes] | None = None
+    takes_priority: bool = False
 
     @classmethod
     def of_any(
@@ -88,9 +89,14 @@ class Endpoint:
 
 
 COMPLETIONS = Endpoint(
-    "/v1/completions", read_completion, usage_of_completion, OPENAI_EVENTS, text_start=TEXT_OF_COMPLETION
+    "/v1/completions",
+    read_completion,
+    usage_of_completion,
+    OPENAI_EVENTS,
+    text_start=TEXT_OF_COMPLETION,
+    takes_priority=True,
 )
-CHAT = Endpoint("/v1/chat/completions", read_chat, usage_of_completion, OPENAI_EVENTS)
+CHAT = Endpoint("/v1/chat/completions", read_chat, usage_of_completion, OPENAI_EVENTS, takes_priority=True)
 RESPONSES = Endpoint(
     "/v1/responses",
     read_response,
@@ -98,13 +104,16 @@ RESPONSES = Endpoint(
     RESPONSE_EVENTS,
     ErrorStyle.RESPONSES,
     answer_id=RESPONSE_ID,
+    takes_priority=True,
 )
 MESSAGES = Endpoint("/v1/messages", read_messages, usage_of_message, MESSAGE_EVENTS, ErrorStyle.ANTHROPIC)
 COUNT_TOKENS = Endpoint(
     "/v1/messages/count_tokens", read_count, usage_of_count, MESSAGE_EVENTS, ErrorStyle.ANTHROPIC, salt_field=""
 )
-GENERATE = Endpoint("/generate", read_generate, usage_of_generated, GENERATE_EVENTS, salt_field="extra_key")
-TOKENS_IN = Endpoint("/inference/v1/generate", read_tokens, usage_of_completion, OPENAI_EVENTS)
+GENERATE = Endpoint(
+    "/generate", read_generate, usage_of_generated, GENERATE_EVENTS, salt_field="extra_key", takes_priority=True
+)
+TOKENS_IN = Endpoint("/inference/v1/generate", read_tokens, usage_of_completion, OPENAI_EVENTS, takes_priority=True)
 
 INVOCATIONS = Endpoint("/invocations", read_invocation, usage_of_invocation, OPENAI_EVENTS)
 BY_PREFIX = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, GENERATE, TOKENS_IN, INVOCATIONS)
