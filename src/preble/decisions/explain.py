@@ -227,7 +227,9 @@ def _row(candidate: CandidateCost, width: int, *, loads: bool, chosen: bool) -> 
 
 def _afterwards(decision: Decision) -> Iterator[str]:
     if decision.first_token_s is not None:
-        yield f"First token after {decision.first_token_s:.3f} s."
+        predicted_s = decision.predicted_ttft_s
+        expected = "" if predicted_s is None else f"; {predicted_s:.3f} s were predicted"
+        yield f"First token after {decision.first_token_s:.3f} s{expected}."
     if decision.replica_lost:
         yield f"{decision.replica} left the rotation meanwhile."
     if decision.end_s is None:

@@ -41,7 +41,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     `placed_at`: Unix time in seconds. `first_token_s`, `end_s`: seconds after the placement; None before they happen.
     `outcome`: how it ended. `replica_lost`: the replica left the rotation
     while the request ran there. `cached_tokens`: prompt tokens that the replica reported as cached, None if it did not.
-    `untrusted`: replicas whose caches did not count.
+    `untrusted`: replicas whose caches did not count. `predicted_ttft_s`: what `first_token_s` was expected to be.
     """
 
     request_id: str
@@ -53,6 +53,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     matched_tokens: int
     candidates: list[CandidateCost]
     untrusted: tuple[str, ...] = ()
+    predicted_ttft_s: float | None = None
     first_token_s: float | None = None
     end_s: float | None = None
     outcome: Outcome | None = None
@@ -182,6 +183,7 @@ class RecentDecisions:
                 for c in weighed
             ],
             untrusted=placement.untrusted,
+            predicted_ttft_s=placement.predicted_ttft_s,
             first_token_s=_since(record.placed_at, record.first_token_at),
             end_s=_since(record.placed_at, record.end_at),
             outcome=record.outcome,

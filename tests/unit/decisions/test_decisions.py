@@ -433,6 +433,15 @@ def explained(
     return " ".join(explain(recent.of_request("q")[0]).split())
 
 
+def test_a_measured_first_token_is_explained_beside_the_predicted_one() -> None:
+    recent = RecentDecisions("round_robin", 1)
+    placement = Placement(RequestId("q"), ReplicaId("a"), Reason.POLICY, 0, 100, predicted_ttft_s=0.2)
+    recent.on(keep(recent, placement, 0.0), FirstToken(), 0.25)
+    [decision] = recent.of_request("q")
+    assert decision.predicted_ttft_s == 0.2
+    assert "First token after 0.250 s; 0.200 s were predicted." in explain(decision)
+
+
 def test_an_exploit_is_explained_with_the_tie_and_the_costs() -> None:
     text = explained(Reason.EXPLOIT, "a", ("a", 80, 0.1, 0.002, 0.05), ("b", 80, 0.1, 0.002, 0.05))
     assert "placed at 0.000 s on a (exploit, policy e2)" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from unittest.mock import Mock
 
@@ -80,6 +81,18 @@ def test_a_request_is_counted_under_its_model_and_replica() -> None:
     assert shown["preble_ttft_seconds_sum{model=tiny}"] == 0.375
     assert shown["preble_replica_ttft_seconds_sum{model=tiny,replica=a}"] == 0.25
     assert shown["preble_finished_total{model=tiny,outcome=ok}"] == 1
+
+
+def test_the_error_of_a_prediction_is_measured_from_the_placement() -> None:
+    telemetry = Telemetry()
+    for predicted_s in (0.125, 0.5, None):
+        one = placed()
+        one.placement = dataclasses.replace(one.placement, predicted_ttft_s=predicted_s)
+        telemetry.on(one, Started(0.001), 0.125)
+        telemetry.on(one, FirstToken(), 0.375)
+    shown = samples(telemetry)
+    assert shown["preble_ttft_error_seconds_count{model=tiny}"] == 2
+    assert shown["preble_ttft_error_seconds_sum{model=tiny}"] == 0.125 + 0.25
 
 
 def test_a_failed_request_has_no_time_to_its_end() -> None:

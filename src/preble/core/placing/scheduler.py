@@ -152,6 +152,7 @@ class GlobalScheduler:
             )
         matched = view.matched_on(choice.replica)
         prefill_s = view.prefill_s(matched) + view.loading_s(choice.replica)
+        waiting_s = view.waiting_prefill_s[choice.replica]
         self._in_flight.start(request, choice.replica, matched, prefill_s, match, now)
         return Placement(
             request.request_id,
@@ -161,6 +162,7 @@ class GlobalScheduler:
             request.num_prompt_tokens,
             choice.candidates,
             self._replicas.untrusted_ids,
+            waiting_s + prefill_s * view.slowness(choice.replica),
         )
 
     def _chosen(self, view: ClusterView) -> Choice:

@@ -201,7 +201,8 @@ class Placement:
 
     `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed.
     `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
-    did not count, see `GlobalScheduler.set_trust`.
+    did not count, see `GlobalScheduler.set_trust`. `predicted_ttft_s`: seconds from here to the first token, None where
+    nobody has predicted it.
     """
 
     request_id: RequestId
@@ -211,6 +212,7 @@ class Placement:
     num_prompt_tokens: int
     candidates: Sequence[Candidate] = field(default=(), repr=False)
     untrusted: tuple[ReplicaId, ...] = ()
+    predicted_ttft_s: float | None = None
 
     def __init__(
         self,
@@ -221,6 +223,7 @@ class Placement:
         num_prompt_tokens: int,
         candidates: Sequence[Candidate] = (),
         untrusted: tuple[ReplicaId, ...] = (),
+        predicted_ttft_s: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.replica_id = replica_id
@@ -229,6 +232,7 @@ class Placement:
         self.num_prompt_tokens = num_prompt_tokens
         self.candidates = candidates
         self.untrusted = untrusted
+        self.predicted_ttft_s = predicted_ttft_s
 
 
 @dataclass(frozen=True, slots=True)

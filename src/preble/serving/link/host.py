@@ -296,7 +296,8 @@ class _Peer(FrameProtocol[m.ToScheduler]):
         tokens = (at.matched_tokens, at.num_prompt_tokens)
         terms = self._admitted.get(admitted)
         weighed = tuple(at.candidates) if terms is not None and terms.is_traced else ()
-        self.send(m.PlacedOn(number, at.request_id, at.replica_id, at.reason, *tokens, placed.placed_at, weighed))
+        where = (at.request_id, at.replica_id, at.reason)
+        self.send(m.PlacedOn(number, *where, *tokens, placed.placed_at, weighed, at.predicted_ttft_s))
         # After it: the replica may have left since the request's turn, and the carrier is told so at once.
         self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.PlacementReport(number, loss))))
 

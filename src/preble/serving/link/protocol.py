@@ -19,7 +19,7 @@ from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import MonotonicSeconds, Terms
 
-VERSION = 4
+VERSION = 5
 
 
 class Message(Struct, array_like=True):
@@ -166,6 +166,7 @@ class PlacedOn(Message, tag=3):
     num_prompt_tokens: int
     placed_at: float
     candidates: Sequence[Candidate] = ()
+    predicted_ttft_s: float | None = None
 
 
 class Refused(Message, tag=4):
@@ -243,4 +244,5 @@ def placement_of(message: PlacedOn) -> Placement:
         message.matched_tokens,
         message.num_prompt_tokens,
         message.candidates,
+        predicted_ttft_s=message.predicted_ttft_s,
     )

@@ -77,6 +77,7 @@ class _OfReplica:
         self.running = numbers.cell("preble_in_flight", replica, model)
         self.placed_s = numbers.cell("preble_replica_ttft_seconds", replica, model)
         self.ttft = numbers.cell("preble_ttft_seconds", model)
+        self.ttft_error = numbers.cell("preble_ttft_error_seconds", model)
         self.e2e = numbers.cell("preble_e2e_seconds", model)
         self.ok = numbers.cell("preble_finished_total", model, "ok")
 
@@ -152,7 +153,9 @@ class Telemetry:
             self._started(placed.placement, of_replica, fact.took_s)
         elif isinstance(fact, FirstToken):
             note(of_replica.ttft, SHORT_S, ttft_s := now - placed.arrived_at)
-            note(of_replica.placed_s, SHORT_S, now - placed.placed_at)
+            note(of_replica.placed_s, SHORT_S, waited_s := now - placed.placed_at)
+            if (predicted_s := placed.placement.predicted_ttft_s) is not None:
+                note(of_replica.ttft_error, SHORT_S, abs(waited_s - predicted_s))
             if tenant := self._label(placed.terms.caller):
                 self.numbers.observe("preble_tenant_ttft_seconds", tenant, model, value=ttft_s)
         elif isinstance(fact, Moved) and fact.source is not None:

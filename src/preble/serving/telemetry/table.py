@@ -90,6 +90,9 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             ),
             _seconds("placing", "Part of TTFT and E2E: one placement decision.", bounds=TINY_S),
             _seconds("replica_ttft", "Part of TTFT: from placing to the first byte.", "replica", "model"),
+            _seconds(
+                "ttft_error", "Between the measured time from placing to the first byte and the predicted one.", "model"
+            ),
             _gauge("prompts_admitted", "Prompts between admission and the end of their answer."),
             _gauge(
                 "prompts_queued",

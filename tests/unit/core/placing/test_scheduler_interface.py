@@ -142,3 +142,17 @@ def test_a_request_is_out_of_flight_though_nothing_can_be_learned_of_its_end(mon
             made.on_finish(RequestId("r"), 4, 2.0, cached_tokens=1)
     assert sum(replica.num_requests for replica in made.snapshot().replicas.values()) == 0
     made.check()
+
+
+@pytest.mark.parametrize("policy", ["preble", "round_robin"])
+def test_the_first_token_is_predicted_after_what_waits_and_the_own_prefill(policy: str) -> None:
+    made = scheduler_of(policy, A)
+    cost = made.cost_model
+    first = made.place(Request.of("first", range(100)), 1.0)
+    second = made.place(Request.of("second", range(200, 250)), 1.0)
+    third_s = cost.prefill_s(40)
+    assert first.predicted_ttft_s == pytest.approx(cost.prefill_s(100))
+    assert second.predicted_ttft_s == pytest.approx(cost.prefill_s(100) + cost.prefill_s(50))
+    for request in (first, second):
+        made.on_first_token(request.request_id, 2.0)
+    assert made.place(Request.of("third", range(300, 340)), 3.0).predicted_ttft_s == pytest.approx(third_s)
