@@ -52,12 +52,12 @@ def test_the_page_lists_what_is_answered_here_and_what_is_not_passed() -> None:
 
 def test_the_page_lists_the_fields_of_routers() -> None:
     raws = {field.name for field in msgspec.structs.fields(Reserved) if field.type is msgspec.Raw}
-    text = SECTIONS["Headers of a request"].partition("| field | of |")[2].partition("###")[0]
+    text = SECTIONS["Headers and fields of a request"].partition("| field | of |")[2].partition("###")[0]
     assert set(re.findall(r"`(\w+)`", text)) - {"cache_salt", "model"} == raws
 
 
 def test_the_page_lists_the_values_that_end_an_engine() -> None:
-    text = SECTIONS["Headers of a request"].partition("### Values that end an engine")[2]
+    text = SECTIONS["Headers and fields of a request"].partition("### Values that end an engine")[2]
     rows = "".join(line.split("|")[1] for line in text.splitlines() if line.startswith("| "))
     ids = {"prompt", "input_ids", "token_ids", "input", "items"}
     assert set(re.findall(r"`(\w+)`", rows)) == {*RULES, *NEVER} | ids

@@ -199,6 +199,20 @@ async def test_fields_of_routers_never_come_from_clients(serve: Serve, fields: d
         assert (await gateway.complete(kv_transfer_params=None, vllm_xargs={"mine": 1}))[0] == 200
 
 
+async def test_what_the_gateway_does_not_act_on_is_passed_on(serve: Serve) -> None:
+    sessions = ("x-claude-code-session-id", "x-session-affinity", "session-id")
+    targets = ("x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-sgl-ttft-slo-ms", "x-sgl-tps-slo")
+    headers = dict.fromkeys((*sessions, *targets), "7")
+    fields = {"session_id": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "nvext": {"agent_hints": {}}}
+    async with replicas(1) as [one], serve([one]) as gateway:
+        body = {"model": "tiny", "prompt": "hello", **fields}
+        async with gateway.http.post("/v1/completions", json=body, headers=headers) as answer:
+            assert answer.status == 200
+        assert one.requests == [body]
+        sent = {name.lower(): value for name, value in one.headers[0].items()}
+        assert headers.items() <= sent.items()
+
+
 async def test_an_escaped_name_hides_no_field() -> None:
     with pytest.raises(RequestError, match="kv_transfer_params"):
         read_chat(b'{"messages": [], "kv\\u005ftransfer_params": {}}', PromptLimits(1, 100))
