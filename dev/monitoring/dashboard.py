@@ -80,6 +80,7 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
         ),
         ("Time to first token", "s", "timeseries", 8, quantiles("preble_ttft_seconds")),
         ("Time to the end", "s", "timeseries", 8, quantiles("preble_e2e_seconds")),
+        ("Gaps between tokens", "s", "timeseries", 8, quantiles("preble_itl_seconds")),
         (
             "Parts of the time to first token (means)",
             "s",

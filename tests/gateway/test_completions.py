@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.conftest import Serve
-from gateway.fakes import replicas, with_headers
+from gateway.fakes import gated_stream, replicas, with_headers
 from support.waiting import eventually
 
 
@@ -217,3 +217,27 @@ async def test_the_time_to_the_first_token_counts_from_the_requests_arrival_with
         whole = numbers.sum_by("", "preble_ttft_seconds")[""][-1]
         assert numbers.sum_by("model", "preble_ttft_seconds").keys() == {"tiny"}, "the client named no model"
         assert whole >= sum(numbers.sum_by("", f"preble_{part}_seconds")[""][-1] for part in parts) > 0
+
+
+GAP_S = 0.05
+
+
+async def test_the_gaps_between_the_pieces_of_a_stream_are_counted(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        numbers = gateway.gateway.serving.telemetry.numbers
+        one.script.append(gated_stream)
+        async with gateway.http.post("/v1/completions", json={"prompt": "hello", "stream": True}) as answer:
+            await answer.content.readany()
+            await asyncio.sleep(GAP_S)
+            one.gate.set()
+            await answer.read()
+        cell = numbers.sum_by("model", "preble_itl_seconds")["tiny"]
+        assert sum(cell[:-1]) >= 1, "events that come at once are one piece"
+        assert cell[-1] >= GAP_S, "their sum"
+
+
+async def test_whole_answers_have_no_gaps(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        async with gateway.http.post("/v1/completions", json={"prompt": "hello"}) as answer:
+            assert answer.status == 200
+        assert gateway.gateway.serving.telemetry.numbers.sum_by("model", "preble_itl_seconds") == {}

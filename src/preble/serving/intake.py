@@ -103,6 +103,14 @@ class Intake(ABC):
         order = None if replica is None else replica.info.priority
         return None if order is None else order.value(rank_of(parsed.terms, self._config.queue.classes))
 
+    def gaps(self, parsed: ParsedRequest) -> Callable[[float], None] | None:
+        """Return what counts the gaps between the pieces of a streamed answer, in seconds; None where they are not
+        tokens'. Raises: UnknownModel.
+        """
+        if parsed.endpoint.by_load:
+            return None
+        return self.telemetry.gaps(self.replicas.of_model(parsed.model).label)
+
     async def answer_here(self, endpoint: Endpoint, body: bytes) -> bytes | None:
         """Return the answer in JSON to a request that needs only the tokenizer, None if it needs a replica.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from preble.core.types.life import FIRST_TOKEN, Lost, Progress
@@ -47,6 +47,8 @@ class Attempt:
     flaw: EngineProtocolError | None = None
     _meter: StreamMeter | None = None
     _ongoing: Ongoing | None = None
+    _last_at: float | None = None
+    """When the last piece of the stream came; None before there was one, and after a pause of ours."""
     _size = 0
     heard_at: float | None = None
     _late_at = 0.0
@@ -61,9 +63,11 @@ class Attempt:
         owner: AttemptOwner,
         sink: Sink | None,
         under_way: set[Attempt],
+        gaps: Callable[[float], None] | None,
     ) -> None:
         """`max_answer_bytes`: the most that a whole answer may have. `sink`: of a stream, else None. `under_way`: holds
-        this attempt until it is over."""
+        this attempt until it is over. `gaps`: takes each gap between two pieces of a stream, in seconds; None: nobody.
+        """
         self.placed = placed
         self.headers: HeaderList = []
         self._endpoint = endpoint
@@ -71,6 +75,7 @@ class Attempt:
         self._owner: AttemptOwner | None = owner
         self._sink = sink
         self._under_way = under_way
+        self._gaps = gaps
         self._loop = asyncio.get_running_loop()
         self._pieces: list[bytes] = []
         self._idle_s = placed.engine.http.timeouts.idle_s
@@ -113,6 +118,10 @@ class Attempt:
             if self._meter is None:
                 self._take(data)
             elif self.has_begun:
+                if self._gaps is not None:
+                    if self._last_at is not None:
+                        self._gaps(now - self._last_at)
+                    self._last_at = now
                 self._meter.feed(data)
                 self._sink.write(data)  # type: ignore[union-attr]
             else:
@@ -167,6 +176,7 @@ class Attempt:
         self._pieces.clear()
         self.answer_id = self._endpoint.id_of(held)
         self.has_begun = True
+        self._last_at = self.heard_at
         if self._owner is not None and self._sink is not None:
             self._owner.begun(self)
             self._sink.write(held)
@@ -201,12 +211,14 @@ class Attempt:
     def pause(self) -> None:
         """Read no more: the client reads slowly."""
         self._is_paused = True
+        self._last_at = None
         if self._ongoing is not None:
             self._ongoing.pause()
 
     def resume(self) -> None:
         """Read on."""
         self._is_paused = False
+        self._last_at = None
         self._late_at = self._loop.time() + self._idle_s
         if self._ongoing is not None:
             self._ongoing.resume()

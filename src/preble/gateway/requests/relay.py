@@ -152,7 +152,8 @@ class Relay:
     def _send(self, placed: Placed) -> None:
         parsed, headers = self._parsed, self._headers
         try:
-            attempt = Attempt(placed, parsed.endpoint, self._max_answer_bytes, self, self._sink, self._under_way)
+            gaps = None if self._sink is None else self._serving.gaps(parsed)
+            attempt = Attempt(placed, parsed.endpoint, self._max_answer_bytes, self, self._sink, self._under_way, gaps)
             if parsed.trace is not None:
                 self._span = parsed.trace.sent(placed.placement)
                 headers = {**headers, **self._span.headers}

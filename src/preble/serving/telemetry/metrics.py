@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -29,7 +30,7 @@ from preble.serving.placed import LocalPlaced
 from preble.serving.telemetry.exposition import in_text
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.readings import of_process
-from preble.serving.telemetry.table import SHORT_S, TINY_S
+from preble.serving.telemetry.table import GAP_S, SHORT_S, TINY_S
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 OTHER_TENANTS = "other"
@@ -138,6 +139,10 @@ class Telemetry:
     def tokenized(self, model: str, took_s: float) -> None:
         """A prompt's token ids were made."""
         self.numbers.observe("preble_tokenizing_seconds", model, value=took_s)
+
+    def gaps(self, model: str) -> Callable[[float], None]:
+        """Return what counts a gap between two tokens, in seconds."""
+        return partial(note, self.numbers.cell("preble_itl_seconds", model), GAP_S)
 
     def had_turn(self, model: str, waited_s: float) -> None:
         """A prompt's turn to be placed has come."""

@@ -9,6 +9,8 @@ from itertools import chain
 from types import MappingProxyType
 
 SHORT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Of the gaps between two tokens: fine where engines' iterations are."""
 TINY_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0)
 
 
@@ -75,6 +77,13 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "From a request's arrival, with its whole body, to the end of a good answer.",
                 "model",
                 same_as="vllm:e2e_request_latency_seconds",
+            ),
+            _seconds(
+                "itl",
+                "Gaps between the pieces of streamed answers, each mostly one token, as replicas send them.",
+                "model",
+                bounds=GAP_S,
+                same_as="vllm:inter_token_latency_seconds",
             ),
             _seconds(
                 "tokenizing",
