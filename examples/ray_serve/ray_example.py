@@ -70,7 +70,7 @@ def local_ray(**http: Any) -> Iterator[None]:
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
     }
-    ray.init(log_to_driver=False, include_dashboard=False, **({} if "RAY_ADDRESS" in os.environ else here))
+    ray.init(log_to_driver=False, **({} if "RAY_ADDRESS" in os.environ else here))
     try:
         serve.start(http_options=http or {"location": "NoServer"})
         yield

@@ -32,7 +32,7 @@ def my_engines(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     module = ModuleType("my_engines")
     vars(module)["HttpClient"] = HttpClient
-    exec(compile(blocks[0] + indent(blocks[1], "    "), str(PAGE), "exec"), vars(module))
+    exec(compile(blocks[0] + indent(blocks[-1], "    "), str(PAGE), "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "my_engines", module)
     yield module
 
