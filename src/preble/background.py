@@ -9,7 +9,8 @@ Raw tasks are for work that is awaited or short; a test lists them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -87,6 +88,24 @@ async def end(*tasks: asyncio.Task[Any]) -> None:
             task.cancel()
         await asyncio.wait(going_on, timeout=CANCEL_AGAIN_S)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def time_limit(seconds: float) -> AsyncIterator[None]:
+    """Do as `asyncio.timeout`, also in a task that was cancelled before and tidies up now.
+
+    Python's own, before 3.11.4, takes its end there for the earlier cancellation. Raises: TimeoutError.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except asyncio.CancelledError:
+        if task is not None and limit.expired() and task.cancelling() <= before:
+            raise TimeoutError from None
+        raise
 
 
 def check_cancelled() -> None:

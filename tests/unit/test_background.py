@@ -107,3 +107,37 @@ async def test_a_lost_cancellation_is_raised_where_the_task_looks() -> None:
     task.cancel()
     await asyncio.wait({task}, timeout=PATIENCE_S)
     assert task.cancelled()
+
+
+async def test_a_time_limit_holds_in_a_task_that_was_cancelled_and_tidies_up() -> None:
+    ends: list[BaseException] = []
+
+    async def tidies_up() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                async with background.time_limit(0.0):
+                    await asyncio.Event().wait()
+            except BaseException as error:
+                ends.append(error)
+                raise
+
+    task = asyncio.create_task(tidies_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(TimeoutError):
+        await task
+    assert len(ends) == 1
+
+
+async def test_a_cancellation_within_a_time_limit_is_one() -> None:
+    async def waits() -> None:
+        async with background.time_limit(PATIENCE_S):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(waits())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -22,6 +22,7 @@ from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig, SingleConfi
 from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as UnusableConfig
 
+from preble import background
 from preble.discovery.pods import Object
 from preble.errors import ConfigError
 
@@ -104,7 +105,7 @@ class Api:
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Return the decoded answer. Raises: `FAILURES`."""
         with self._as_one_sentence():
-            async with asyncio.timeout(_ANSWER_S):
+            async with background.time_limit(_ANSWER_S):
                 response = await self._http.request(method, path, json=body)
         if not response.is_success:
             raise self._error(response)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from preble import background
 from preble.background import Backoff
 from preble.core.types import ReplicaId
 from preble.engines import guard
@@ -155,7 +156,7 @@ class ReplicaProcess:
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         try:
-            async with asyncio.timeout(self._grace_s + 5.0):
+            async with background.time_limit(self._grace_s + 5.0):
                 await self._guard.wait()
         except TimeoutError:
             await self.kill()

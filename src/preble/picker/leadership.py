@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
+from preble import background
 from preble.config import GatewayConfig
 from preble.discovery.kubernetes_api import CONFLICT, FAILURES, NOT_FOUND, Api, ApiError, connect, own_namespace
 
@@ -143,7 +144,7 @@ class Leadership:
             return
         self.is_leader = False
         try:
-            async with asyncio.timeout(_GIVE_BACK_S), connect(self._kubeconfig) as api:
+            async with background.time_limit(_GIVE_BACK_S), connect(self._kubeconfig) as api:
                 lease = await api.ask("GET", f"{self._leases}/{self._lease}")
                 if lease["spec"].get("holderIdentity") == self.identity:
                     spec = {name: value for name, value in lease["spec"].items() if name != "holderIdentity"}

@@ -244,7 +244,7 @@ class Worker:
         self.order(Stop())
         if self._process is not None:
             try:
-                async with asyncio.timeout(grace_s):
+                async with background.time_limit(grace_s):
                     await self._died.wait()
             except TimeoutError:
                 self._process.kill()

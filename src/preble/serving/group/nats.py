@@ -66,7 +66,7 @@ class NatsBus:
         self._on_change = lambda is_connected: None
         await background.end(self._connecting)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
+            async with background.time_limit(_CLOSE_S):
                 if self._client.is_connected:
                     await self._client.drain()
                 elif not self._client.is_closed:
