@@ -24,7 +24,7 @@ DEFAULT_REQUESTS = 200
 """Requests of a named workload, which has no end."""
 
 
-@click.command("bench", short_help="Send a workload to an endpoint and measure it.")
+@click.command("bench")
 @click.option(
     "--url",
     type=HttpUrl(),

@@ -20,7 +20,7 @@ TIMEOUT_S = 600.0
 """Longer than any check: the gateway limits each of its parts (`parity.answer_s`)."""
 
 
-@click.command("check", short_help="Do the replicas' token ids and caches agree with the gateway's?")
+@click.command("check")
 @click.option("--url", type=HttpUrl(), default=GATEWAY, show_default=True, help="The gateway to ask.")
 @api_key_option
 @json_option("the reports")

@@ -81,7 +81,7 @@ def _rate(text: str) -> float | str | None:
     return text if text == SEARCHED else None if text == RECORDED else float(text)
 
 
-@click.command("compare", cls=ListingCommand, short_help="Which policy carries most? Many simulations, one ranking.")
+@click.command("compare", cls=ListingCommand)
 @click.option(
     "--workload",
     "sources",

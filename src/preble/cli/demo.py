@@ -72,7 +72,7 @@ SCENARIOS: Mapping[str, DemoScenario] = MappingProxyType(
 )
 
 
-@click.command("demo", short_help="Round robin against the default policy, on replicas of its own.")
+@click.command("demo")
 @click.option("--engine", type=click.Choice(tuple(SCENARIOS)), default="vllm", show_default=True)
 @click.option(
     "--out",

@@ -11,7 +11,7 @@ from preble.core.replica.waiting_queue import QueueOrder
 from preble.logs import configure_logging
 
 
-@click.command("emulate", short_help="An emulated replica: vLLM's API and timing, no model and no GPU.")
+@click.command("emulate")
 @click.option("--profile", required=True, metavar="NAME|FILE", help="Cost profile: the GPU and model to imitate.")
 @click.option("--port", type=PORT, required=True, help="Port to listen on; 0 lets the system choose.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")

@@ -17,7 +17,7 @@ from preble.gateway import signals
 from preble.logs import configure_logging
 
 
-@click.command("epp", short_help="The endpoint picker: a Kubernetes gateway carries the bytes, Preble chooses.")
+@click.command("epp")
 @click.option("--pool", help="Name of the InferencePool whose pods are the replicas.")
 @click.option("--namespace", help="Namespace of the pool and the lease.  [default: the picker's own]")
 @replica_options

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from preble.gateway.pages.debug import DecisionsPage
 
 
-@click.command("explain", short_help="Why a request was sent where it was.")
+@click.command("explain")
 @click.argument("request_id")
 @click.option("--url", type=HttpUrl(), help=f"The gateway that placed it.  [default: {GATEWAY}]")
 @api_key_option

@@ -15,7 +15,7 @@ DEFAULT_REQUESTS = 5000
 """Requests of a named workload, which has no end."""
 
 
-@click.command("make", short_help="Write a workload as a trace file.")
+@click.command("make")
 @click.argument("source", metavar="NAME|FILE|MIX")
 @click.option("-o", "--out", type=OUTPUT_FILE, required=True, help="The trace file; compressed if it ends in .gz.")
 @seeded_workload_options(DEFAULT_REQUESTS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from preble.lab.profiling import Fit, FittedTime, Measurements
 
 
-@click.command("profile", short_help="Measure a replica and write its cost profile.")
+@click.command("profile")
 @click.option("--url", type=HttpUrl(), required=True, help="The replica: vLLM, or another server with OpenAI's API.")
 @click.option("-o", "--output", type=OUTPUT_FILE, required=True, metavar="FILE", help="File of the profile (.json).")
 @click.option("--name", help="Name of the profile.  [default: the file's name]")

@@ -20,7 +20,7 @@ def _own_url() -> str:
     return f"http://127.0.0.1:{os.environ.get('PREBLE_PORT') or 8000}"
 
 
-@click.command("ready", short_help="Does a gateway, picker or replica take requests?")
+@click.command("ready")
 @click.option(
     "--url", type=HttpUrl(), default=_own_url, help="Whom to ask.  [default: http://127.0.0.1:8000, or PREBLE_PORT]"
 )

@@ -22,7 +22,7 @@ first, replicas count as reporting nothing: what they cache is a belief, bounded
 lengths are the log's. Compare such lines with each other, not with the first."""
 
 
-@click.command("replay", short_help="A decision log, played again, or put to another policy.")
+@click.command("replay")
 @click.argument("log", type=click.Path(path_type=Path, dir_okay=False))
 @click.option(
     "--policy", "policies", type=PolicyName(), multiple=True, help="Show what this policy would have done. Repeatable."

@@ -13,7 +13,7 @@ from preble.gateway import signals
 from preble.logs import configure_logging
 
 
-@click.command("select", short_help="The selection service: your program carries the bytes, Preble chooses.")
+@click.command("select")
 @replica_options
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")

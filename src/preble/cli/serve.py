@@ -13,7 +13,7 @@ from preble.gateway import signals
 from preble.logs import configure_logging
 
 
-@click.command("serve", short_help="The gateway: one OpenAI-compatible endpoint in front of your replicas.")
+@click.command("serve")
 @replica_options
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")

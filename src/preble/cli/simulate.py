@@ -28,7 +28,7 @@ DEFAULT_REQUESTS = 1000
 """Of a named workload, which has no end of its own."""
 
 
-@click.command("simulate", short_help="A whole cluster without GPUs, faster than real time.")
+@click.command("simulate")
 @workload_options(DEFAULT_REQUESTS)
 @policy_option("preble")
 @cluster_options

@@ -21,7 +21,7 @@ DEFAULT_REQUESTS = 5000
 """Requests of a named workload, which has no end."""
 
 
-@click.command("study", short_help="What prompts share, how long they are, how they arrive.")
+@click.command("study")
 @click.argument("sources", nargs=-1, required=True, metavar="NAME|FILE...")
 @click.option(
     "--requests", type=POSITIVE, help=f"Requests of each.  [default: all of a trace, otherwise {DEFAULT_REQUESTS}]"

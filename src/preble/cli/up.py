@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EMULATED_PROFILE = "a6000-mistral-7b"
 
 
-@click.command("up", short_help="Replicas and gateway on this machine, all at once.")
+@click.command("up")
 @click.option(
     "--engine", type=click.Choice(("vllm", "sglang", "emulator")), required=True, help="What the replicas run."
 )

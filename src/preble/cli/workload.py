@@ -6,14 +6,17 @@ from types import MappingProxyType
 
 import click
 
-from preble.cli import LazyGroup
+from preble.cli import LazyGroup, Listed
 
-COMMANDS = MappingProxyType({"make": "preble.cli.make_workload", "study": "preble.cli.study"})
-
-
-@click.group(
-    "workload", cls=LazyGroup, modules=COMMANDS, short_help="Make workloads; study what they and traces are like."
+COMMANDS = MappingProxyType(
+    {
+        "make": Listed("preble.cli.make_workload", "Write a workload as a trace file."),
+        "study": Listed("preble.cli.study", "What prompts share, how long they are, how they arrive."),
+    }
 )
+
+
+@click.group("workload", cls=LazyGroup, listed=COMMANDS)
 def command() -> None:
     """Make workloads, and study them or traces.
 
