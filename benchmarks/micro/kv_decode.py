@@ -25,7 +25,7 @@ import zmq
 
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec
 from preble.decisions.settings import SchedulerSettings, make_scheduler
-from preble.emulator.events import _Batch, wire_events
+from preble.emulator.events import _PublishedBatch, wire_events
 from preble.emulator.placeholders import EmulatedMedia
 from preble.engines.kv_events import KvEventStream
 from preble.engines.kv_sockets import KvEventEndpoints
@@ -114,7 +114,7 @@ def main() -> int:
     args = parser.parse_args()
     batches, requests = recorded()
     encode, media = msgspec.msgpack.Encoder().encode, EmulatedMedia(1)
-    messages = [encode(_Batch(float(i), list(wire_events(events, media)))) for i, events in enumerate(batches)]
+    messages = [encode(_PublishedBatch(float(i), list(wire_events(events, media)))) for i, events in enumerate(batches)]
     stored = sum(len(e.block_hashes) for events in batches for e in events if isinstance(e, BlocksStored))
     here, there = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=publish, args=(messages, there), daemon=True)

@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from preble.lab.metrics import RequestRecord
-from preble.lab.metrics.summary import Distribution, distribution, hit_rate, percentile
+from preble.lab.metrics.summary import TimeSummary, distribution, hit_rate, percentile
 from preble.lab.workloads import Segment, Workload, WorkloadRequest
 from preble.lab.workloads.arrivals import make_arrivals
 from preble.lab.workloads.trace import made_up_tokens
@@ -50,7 +50,7 @@ class Side(msgspec.Struct, frozen=True):
     """The hits or the misses. `cached`: the share of their prompt tokens that the replica had."""
 
     requests: int
-    ttft: Distribution
+    ttft: TimeSummary
     cached: float
 
 
@@ -69,7 +69,7 @@ class Run(msgspec.Struct, frozen=True):
     errors: dict[str, int]
     hits: Side
     misses: Side
-    ttft: Distribution
+    ttft: TimeSummary
     share_of_misses: float
     waiting_mean: float
     waiting_max: int

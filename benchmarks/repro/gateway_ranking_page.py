@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from gateway_ranking_case import POLICIES, SHIFT_S, SHIFTS, WORKLOADS, Pair, Results, Run
 from page import EVALUATION, EVALUATION_FIGURES, NOT_RUN, filled, markdown
 
-from preble.lab.metrics.summary import Distribution
+from preble.lab.metrics.summary import TimeSummary
 from preble.lab.report import PALETTE, Drawing, Table, draw
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ Number = Callable[[Run], float]
 
 def number(metric: Literal["ttft", "e2e"], statistic: Literal["mean_s", "p99_s"]) -> Number:
     def of(run: Run) -> float:
-        distribution: Distribution | None = getattr(run.summary, metric)
+        distribution: TimeSummary | None = getattr(run.summary, metric)
         if distribution is None:
             raise ValueError(f"{run.policy}: no request was answered")
         return float(getattr(distribution, statistic))

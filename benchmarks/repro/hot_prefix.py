@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from preble.lab.metrics import RequestRecord
-from preble.lab.metrics.summary import Distribution, distribution
+from preble.lab.metrics.summary import TimeSummary, distribution
 from preble.lab.sim import SimConfig, SimResult, simulate
 from preble.lab.sim.result import ReplicationRecord, ReplicaTotals
 from preble.lab.sim.timeline import ReplicaSeries
@@ -68,7 +68,7 @@ class Bin(msgspec.Struct):
     requests: int
     redirects: int
     hot: dict[str, int]
-    ttft: Distribution | None
+    ttft: TimeSummary | None
 
 
 class ArmResult(msgspec.Struct):
@@ -77,9 +77,9 @@ class ArmResult(msgspec.Struct):
     name: str
     gpu_s: float
     hit_rate: float | None
-    busy: Distribution | None
-    after: Distribution | None
-    e2e: Distribution | None
+    busy: TimeSummary | None
+    after: TimeSummary | None
+    e2e: TimeSummary | None
     reasons: dict[str, int]
     replications: list[ReplicationRecord]
     replicas: dict[str, ReplicaTotals]
@@ -154,7 +154,7 @@ def condense(arm: Arm, result: SimResult, ranks: dict[str, int]) -> ArmResult:
     )
 
 
-def ttft(records: Sequence[RequestRecord]) -> Distribution | None:
+def ttft(records: Sequence[RequestRecord]) -> TimeSummary | None:
     return distribution([r.ttft_s for r in records if r.ttft_s is not None])
 
 

@@ -35,7 +35,7 @@ from preble.gateway.http.access import KeyRing
 from preble.gateway.workers import process, supervisor, worker
 from preble.gateway.workers.process import Cover, Drain, Settings
 from preble.gateway.workers.supervisor import run_workers
-from preble.gateway.workers.worker import Worker
+from preble.gateway.workers.worker import WorkerProcess
 from preble.serving import Serving
 from preble.web.server.listening import listen
 from support.load import load
@@ -497,14 +497,14 @@ async def test_a_socket_that_cannot_be_made_says_what_to_set(tmp_path: Path, fol
 async def test_a_process_for_which_there_is_no_room_now_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[None] = []
 
-    def begin(worker: Worker) -> None:
+    def begin(worker: WorkerProcess) -> None:
         tried.append(None)
         if len(tried) < 3:
             raise OSError(errno.EAGAIN, "no process is left")
         worker._died.clear()
 
-    monkeypatch.setattr(Worker, "_begin", begin)
-    worker = Worker(lambda: pytest.fail("unused"), lambda: None)
+    monkeypatch.setattr(WorkerProcess, "_begin", begin)
+    worker = WorkerProcess(lambda: pytest.fail("unused"), lambda: None)
     worker._died.set()
     keeping = asyncio.create_task(worker._keep())
     await eventually(lambda: len(tried) == 3)
@@ -534,7 +534,7 @@ async def test_a_process_that_starts_again_drains_if_the_one_before_did(monkeypa
     """Else it would accept connections beside a gateway's successor."""
     settings = Settings(GatewayConfig(), KeyRing(AuthConfig()))
     monkeypatch.setattr(worker, "_SPAWN", SimpleNamespace(Pipe=Pipe, Process=Started))  # ships real processes
-    one = Worker(lambda: cast(Any, SimpleNamespace(name="one", settings=settings)), lambda: None)
+    one = WorkerProcess(lambda: cast(Any, SimpleNamespace(name="one", settings=settings)), lambda: None)
     one.order(Drain(leaves=True))
     one._begin()
     try:

@@ -29,7 +29,7 @@ from preble.errors import (
     UnknownModel,
 )
 from preble.prompts.endpoints import COMPLETIONS
-from preble.serving import FrontEnd, Held, Intake, ParsedRequest, Placed, Serving
+from preble.serving import FrontEnd, HeldRequest, Intake, ParsedRequest, Placed, Serving
 from preble.serving.placed import LocalPlaced
 from support.gateways import quick_config
 from support.waiting import eventually
@@ -222,12 +222,12 @@ async def test_a_carrier_may_send_the_request_elsewhere(decided: str) -> None:
 async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well(decided: str) -> None:
     async with carrier(decided, 1) as (one, [fake]):
         placed = await one.place()
-        held = Held([placed])
+        held = HeldRequest([placed])
         await fake.stop()
         await eventually(lambda: held.loss is not None)
         assert held.loss is not None and held.loss.reason
         assert held.loss.silent_since is None, "it refuses connections, so its machine is not silent"
-        assert Held([placed]).loss == held.loss, "who begins to carry it later hears of it at once"
+        assert HeldRequest([placed]).loss == held.loss, "who begins to carry it later hears of it at once"
         placed.report(FirstToken())
         placed.report(Progress(5))
         placed.end()

@@ -330,8 +330,10 @@ async def test_a_scheduler_that_was_itself_held_up_cuts_nobody_off(
     monkeypatch.setattr(host, "_LATE_S", -1.0)  # ships 1 s: here each check comes too late
     async with scheduler(tmp_path), connected(tmp_path / "socket") as carrier:
         checks: list[bool] = []
-        check = host._Peer._check_silence
-        monkeypatch.setattr(host._Peer, "_check_silence", lambda one: (checks.append(one._is_silent), check(one)))
+        check = host._CarrierConnection._check_silence
+        monkeypatch.setattr(
+            host._CarrierConnection, "_check_silence", lambda one: (checks.append(one._is_silent), check(one))
+        )
         await eventually(lambda: checks.count(True) >= 3)
         carrier.send(ADMIT, PLACE)
         assert [(await carrier.next())[0] for _ in range(2)] == [2, 3]
@@ -340,13 +342,13 @@ async def test_a_scheduler_that_was_itself_held_up_cuts_nobody_off(
 async def test_a_placement_is_withdrawn_in_the_moment_in_which_its_turn_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = host._Peer._keep
+    keep = host._CarrierConnection._keep
 
     def withdrawn_at_once(peer: Any, number: int, *args: Any) -> None:
         keep(peer, number, *args)
         peer.received(protocol.Withdraw(number))
 
-    monkeypatch.setattr(host._Peer, "_keep", withdrawn_at_once)
+    monkeypatch.setattr(host._CarrierConnection, "_keep", withdrawn_at_once)
     terms = Terms("req-1", caller=Caller("a", tenant="a", is_admin=False, shares_cache=False))
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
         carrier.send(msgspec.msgpack.encode(protocol.Admit(1, terms)), PLACE)
@@ -357,13 +359,13 @@ async def test_a_placement_is_withdrawn_in_the_moment_in_which_its_turn_came(
 async def test_a_replica_that_leaves_in_the_moment_of_a_turn_is_reported_after_the_placement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = host._Peer._keep
+    keep = host._CarrierConnection._keep
 
     def lost_before(peer: Any, number: int, admitted: int, placed: LocalPlaced) -> None:
         placed.lose(Lost("it has left", 1.0))
         keep(peer, number, admitted, placed)
 
-    monkeypatch.setattr(host._Peer, "_keep", lost_before)
+    monkeypatch.setattr(host._CarrierConnection, "_keep", lost_before)
     terms = Terms("req-1", caller=Caller("a", tenant="a", is_admin=False, shares_cache=False))
     async with scheduler(tmp_path) as (serving, _, path), connected(path) as carrier:
         carrier.send(msgspec.msgpack.encode(protocol.Admit(1, terms)), PLACE)

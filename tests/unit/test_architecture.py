@@ -6,6 +6,7 @@ Rooms are the packages directly below `preble`; see docs/concepts/architecture.m
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -300,6 +301,23 @@ def test_the_files_that_the_page_names_decide_what_it_says() -> None:
             defined = {node.name: node for node in ast.iter_child_nodes(tree) if isinstance(node, DEFINITIONS)}
             assert part in defined, f"{path} has no {name}"
             tree = defined[part]
+
+
+def test_a_class_name_stands_for_one_thing_where_it_can_be_met() -> None:
+    """In one room, and in two of which one imports the other: who reads both would take one for the other."""
+    met = {(room(found.source), room(found.target)) for found in OWN_IMPORTS}
+    defined: dict[str, list[str]] = {}
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(module_name(path))
+    two = {
+        f"{name}: {one} and {other}"
+        for name, modules in defined.items()
+        for one, other in itertools.permutations(modules, 2)
+        if room(one) == room(other) or (room(one), room(other)) in met
+    }
+    assert two == set()
 
 
 def test_engines_are_imported_only_where_they_are_called_from() -> None:

@@ -37,10 +37,10 @@ from preble.core.types.events import (
     PeerHeld,
     PeerPlaced,
     PeerReported,
-    Placed,
     ReplicaAdded,
     ReplicaRemoved,
     Reported,
+    RequestPlaced,
     SchedulerEvent,
     Stored,
     TimerEvent,
@@ -54,13 +54,13 @@ VERSION = 2
 Count = Annotated[int, Meta(ge=0)]
 
 
-class _Line(
+class _LogLine(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", kw_only=True
 ):
     """What all lines have in common."""
 
 
-class Header(_Line, frozen=True, tag="log"):
+class Header(_LogLine, frozen=True, tag="log"):
     """The first line. `tokens`: whether token ids are the model's own. `unix_time_s`: the Unix time at `t`.
 
     `gateway`: which gateway of a group decided; "" for one that has no peers. `learned`: what the scheduler began with.
@@ -77,7 +77,7 @@ class Header(_Line, frozen=True, tag="log"):
     learned: Learned = NOTHING_LEARNED
 
 
-class _Event(_Line, frozen=True):
+class _Event(_LogLine, frozen=True):
     """A call that changed the scheduler at time `t`, in seconds of the scheduler's clock."""
 
     t: float
@@ -253,13 +253,13 @@ class TimerLine(_Event, frozen=True, tag="timer"):
     pass
 
 
-class DroppedLine(_Line, frozen=True, tag="dropped"):
+class DroppedLine(_LogLine, frozen=True, tag="dropped"):
     """`count` lines are missing here: the writer was too slow, or the disk was full."""
 
     count: Count
 
 
-class FullLine(_Line, frozen=True, tag="full"):
+class FullLine(_LogLine, frozen=True, tag="full"):
     """The log has reached its size limit; this is the last line."""
 
 
@@ -307,7 +307,7 @@ def header_line(
 
 def line_of(names: LogNames, now: float, event: SchedulerEvent) -> Event:
     match event:
-        case Placed(request, placement):
+        case RequestPlaced(request, placement):
             return _place_line(names, now, request, placement_row(placement), None)
         case NotPlaced(request, error):
             return _place_line(names, now, request, None, type(error).__name__)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from preble.core.types.events import NotPlaced, PeerHeld, PeerPlaced, PeerReported, Placed, SchedulerEvent, Stored
+from preble.core.types.events import (
+    NotPlaced,
+    PeerHeld,
+    PeerPlaced,
+    PeerReported,
+    RequestPlaced,
+    SchedulerEvent,
+    Stored,
+)
 from preble.decisions.writer import LogWriter
 
 
@@ -21,7 +29,7 @@ class DecisionRecorder:
 
 def _num_token_bytes(event: SchedulerEvent) -> int:
     match event:
-        case Placed(request) | NotPlaced(request):
+        case RequestPlaced(request) | NotPlaced(request):
             return len(request.prompt)
         case Stored(stored):
             return len(stored.tokens)

@@ -33,7 +33,7 @@ ENTRY_BYTES = 256
 """Counted for each waiting line beside its prompt."""
 
 
-class Sink(Protocol):
+class LogSink(Protocol):
     """Where the bytes go."""
 
     def append(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class LogWriter:
     """
 
     def __init__(
-        self, sink: Sink, header: Header, names: LogNames, *, max_bytes: int = 1024 * MiB, waits: bool = False
+        self, sink: LogSink, header: Header, names: LogNames, *, max_bytes: int = 1024 * MiB, waits: bool = False
     ) -> None:
         self._sink = sink
         self._names = names

@@ -24,13 +24,13 @@ from preble.emulator.protocol import (
     error_body,
 )
 from preble.emulator.tokenizer import EmulatedTokenizer
-from preble.emulator.web import Exchange
+from preble.emulator.web import EmulatorRequest
 from preble.errors import RequestError, UnknownModel
 from preble.web.server.answering import RequestHead
 from preble.web.server.awaited import ClientGone
 from preble.web.server.connection import ClientConnection
 
-Handler = Callable[[Exchange], Coroutine[Any, Any, None]]
+Handler = Callable[[EmulatorRequest], Coroutine[Any, Any, None]]
 
 _log = structlog.get_logger("preble.emulator")
 
@@ -80,11 +80,11 @@ class EmulatorApp:
             ("GET", "/version"): self._version,
         }
 
-    def accept(self, connection: ClientConnection, head: RequestHead) -> Exchange:
+    def accept(self, connection: ClientConnection, head: RequestHead) -> EmulatorRequest:
         """Return what answers a request."""
-        return Exchange(connection, head, self.answer, self._profile)
+        return EmulatorRequest(connection, head, self.answer, self._profile)
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: EmulatorRequest) -> None:
         """Answer one request."""
         path = exchange.path
         handler = self._routes.get((exchange.method, path))
@@ -103,7 +103,7 @@ class EmulatorApp:
         except ClientGone:
             _log.debug("client_gone", path=path)
 
-    async def _refuse(self, exchange: Exchange) -> None:
+    async def _refuse(self, exchange: EmulatorRequest) -> None:
         is_known = any(path == exchange.path for _, path in self._routes)
         status, code = (405, "method_not_allowed") if is_known else (404, "not_found")
         said = f"{exchange.method} {exchange.path} is not served by an emulated replica"
@@ -111,20 +111,20 @@ class EmulatorApp:
 
     # --- the small endpoints ---
 
-    async def _tokenize(self, exchange: Exchange) -> None:
+    async def _tokenize(self, exchange: EmulatorRequest) -> None:
         ids = await self._generating.ids_of(decode_body(await exchange.read(), TokenizeBody))
         answer = {"count": len(ids), "max_model_len": self._engines[0].max_model_len, "tokens": ids, "token_strs": None}
         await exchange.json(answer)
 
-    async def _detokenize(self, exchange: Exchange) -> None:
+    async def _detokenize(self, exchange: EmulatorRequest) -> None:
         body = decode_body(await exchange.read(), DetokenizeBody)
         self._models_served.require(body.model)
         await exchange.json({"prompt": self._tokenizer.decode(body.tokens)})
 
-    async def _reset_prefix_cache(self, exchange: Exchange) -> None:
+    async def _reset_prefix_cache(self, exchange: EmulatorRequest) -> None:
         await exchange.json({"success": all([await engine.reset_cache() for engine in self._engines])})
 
-    async def _models(self, exchange: Exchange) -> None:
+    async def _models(self, exchange: EmulatorRequest) -> None:
         served = self._models_served
         card = {
             "id": served.base,
@@ -138,7 +138,7 @@ class EmulatorApp:
         adapters = [{**card, "id": name, "root": name, "parent": served.base} for name in served.adapters]
         await exchange.json({"object": "list", "data": [card, *adapters]})
 
-    async def _load_adapter(self, exchange: Exchange) -> None:
+    async def _load_adapter(self, exchange: EmulatorRequest) -> None:
         name = decode_body(await exchange.read(), AdapterBody).lora_name
         served = self._models_served
         if name in (served.base, *served.adapters):
@@ -146,7 +146,7 @@ class EmulatorApp:
         served.adapters.append(name)
         await exchange.whole(f"Success: LoRA adapter '{name}' added successfully.".encode(), b"text/plain")
 
-    async def _unload_adapter(self, exchange: Exchange) -> None:
+    async def _unload_adapter(self, exchange: EmulatorRequest) -> None:
         name = decode_body(await exchange.read(), AdapterBody).lora_name
         served = self._models_served
         if name not in served.adapters:
@@ -154,15 +154,15 @@ class EmulatorApp:
         served.adapters.remove(name)
         await exchange.whole(f"Success: LoRA adapter '{name}' removed successfully.".encode(), b"text/plain")
 
-    async def _health(self, exchange: Exchange) -> None:
+    async def _health(self, exchange: EmulatorRequest) -> None:
         await exchange.whole(b"", b"text/plain")
 
-    async def _show_metrics(self, exchange: Exchange) -> None:
+    async def _show_metrics(self, exchange: EmulatorRequest) -> None:
         await exchange.whole(self._metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
 
-    async def _kv_event_sources(self, exchange: Exchange) -> None:
+    async def _kv_event_sources(self, exchange: EmulatorRequest) -> None:
         sources = [publisher.source() for publisher in self._publishers] or [event_source(None, None, self._topic)]
         await exchange.json({str(rank): source for rank, source in enumerate(sources)})
 
-    async def _version(self, exchange: Exchange) -> None:
+    async def _version(self, exchange: EmulatorRequest) -> None:
         await exchange.json({"version": f"{preble.__version__}+preble-emulator"})

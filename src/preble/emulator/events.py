@@ -49,7 +49,7 @@ class _Cleared(msgspec.Struct, tag="AllBlocksCleared", tag_field="type"):
     pass
 
 
-class _Batch(msgspec.Struct, array_like=True):
+class _PublishedBatch(msgspec.Struct, array_like=True):
     ts: float
     events: list[_Stored | _Removed | _Cleared]
     data_parallel_rank: int = 0
@@ -139,7 +139,7 @@ class KvEventPublisher:
         wire = [*wire_events(events, self._media), *map(wire_copy, copies)]
         if not wire:
             return
-        payload = self._encode(_Batch(time.time(), wire, self._rank))
+        payload = self._encode(_PublishedBatch(time.time(), wire, self._rank))
         self._buffer.append((self._seq, payload))
         frames = [self._topic.encode(), self._seq.to_bytes(8, "big"), payload]
         self._seq += 1

@@ -35,7 +35,7 @@ from preble.emulator.protocol import (
     error_body,
 )
 from preble.emulator.tokenizer import EmulatedTokenizer
-from preble.emulator.web import Exchange
+from preble.emulator.web import EmulatorRequest
 from preble.engines.media_marks import with_stand_ins
 from preble.errors import RequestError, UnknownModel
 from preble.prompts.chats.from_anthropic import chat_of_message
@@ -84,27 +84,27 @@ class Generating:
 
     # --- endpoints ---
 
-    async def completions(self, exchange: Exchange) -> None:
+    async def completions(self, exchange: EmulatorRequest) -> None:
         body = decode_body(await exchange.read(), EmulatedCompletion)
         tokens = [await self._tokens_of(prompt) for prompt in body.prompts()]
         await self._generate(body, tokens, None, Completion, "cmpl-", exchange)
 
-    async def chat(self, exchange: Exchange) -> None:
+    async def chat(self, exchange: EmulatorRequest) -> None:
         await self._say(decode_body(await exchange.read(), EmulatedChat), Chat, "chatcmpl-", exchange)
 
-    async def messages(self, exchange: Exchange) -> None:
+    async def messages(self, exchange: EmulatorRequest) -> None:
         given = decode_object(await exchange.read())
         if not isinstance(given.get("max_tokens"), int):
             raise RequestError("max_tokens is missing", param="max_tokens")
         chat = chat_of_message(given) | {"max_tokens": given["max_tokens"], "stream": given.get("stream")}
         await self._say(decode_body(msgspec.json.encode(chat), EmulatedChat), MessageAnswer, "msg_", exchange)
 
-    async def count_tokens(self, exchange: Exchange) -> None:
+    async def count_tokens(self, exchange: EmulatorRequest) -> None:
         chat = chat_of_message(decode_object(await exchange.read()))
         ids = await self.ids_of(decode_body(msgspec.json.encode(chat), TokenizeBody))
         await exchange.json({"input_tokens": len(ids)})
 
-    async def responses(self, exchange: Exchange) -> None:
+    async def responses(self, exchange: EmulatorRequest) -> None:
         given = decode_object(await exchange.read())
         chat = chat_of_response(given)
         if (previous := given.get("previous_response_id")) is not None:
@@ -118,7 +118,7 @@ class Generating:
             if len(self._stored) > _MOST_STORED:
                 del self._stored[next(iter(self._stored))]
 
-    async def stored(self, exchange: Exchange) -> None:
+    async def stored(self, exchange: EmulatorRequest) -> None:
         """Answer for a stored response: read, deleted or cancelled."""
         name, _, action = exchange.path.removeprefix("/v1/responses/").partition("/")
         _, answer = self._earlier(name)
@@ -138,13 +138,13 @@ class Generating:
             raise _NotStored(f"Response with id {name!r} not found.")
         return self._stored[name]
 
-    async def generate(self, exchange: Exchange) -> None:
+    async def generate(self, exchange: EmulatorRequest) -> None:
         await self._generate_from_ids(Generated, "", exchange)
 
-    async def tokens_in(self, exchange: Exchange) -> None:
+    async def tokens_in(self, exchange: EmulatorRequest) -> None:
         await self._generate_from_ids(Tokens, "gen-", exchange)
 
-    async def embeddings(self, exchange: Exchange) -> None:
+    async def embeddings(self, exchange: EmulatorRequest) -> None:
         """Answer with vectors, the same for the same tokens, that mean nothing. Takes the time of their prefill."""
         body = decode_body(await exchange.read(), EmbeddingBody)
         prompts = EmulatedCompletion(prompt=body.input, max_tokens=1, model=body.model)
@@ -179,7 +179,7 @@ class Generating:
         body: EmulatedChat,
         form: type[Answer],
         prefix: str,
-        exchange: Exchange,
+        exchange: EmulatorRequest,
         *,
         add_special_tokens: bool = False,
     ) -> Any:
@@ -189,7 +189,7 @@ class Generating:
         tokens = pack_tokens(self._media.computed(pieces, identifiers))
         return await self._generate(body, [tokens], content_of(body), form, prefix, exchange)
 
-    async def _generate_from_ids(self, form: type[Answer], prefix: str, exchange: Exchange) -> None:
+    async def _generate_from_ids(self, form: type[Answer], prefix: str, exchange: EmulatorRequest) -> None:
         body = decode_body(await exchange.read(), EmulatedGenerate).as_completion()
         tokens = [await self._tokens_of(prompt) for prompt in body.prompts()]
         await self._generate(body, tokens, None, form, prefix, exchange)
@@ -210,7 +210,7 @@ class Generating:
         content: Content | None,
         form: type[Answer],
         prefix: str,
-        exchange: Exchange,
+        exchange: EmulatorRequest,
     ) -> Any:
         """Answer, and return the whole answer, also of a stream."""
         self._models.require(body.model)
@@ -246,7 +246,7 @@ class Generating:
         await exchange.json(whole)
         return whole
 
-    def _chosen(self, exchange: Exchange) -> EmulatedEngine:
+    def _chosen(self, exchange: EmulatorRequest) -> EmulatedEngine:
         """Return the rank that the request names, else the next in turn. Raises: RequestError: it is out of range."""
         rank = exchange.headers.get(b"x-data-parallel-rank", b"")
         if not rank.isdigit():

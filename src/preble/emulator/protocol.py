@@ -27,7 +27,7 @@ class _Checked(msgspec.Struct):
         """Raises: RequestError: it asks for what is not emulated, or contradicts itself."""
 
 
-class _Body(_Checked, kw_only=True):
+class _GenerationBody(_Checked, kw_only=True):
     """Fields of both endpoints. What is not named here (temperature, stop, ...) is accepted and has no effect."""
 
     model: str | None = None
@@ -52,7 +52,7 @@ class _Body(_Checked, kw_only=True):
             raise RequestError("stream_options can only be given with stream=true", param="stream_options")
 
 
-class EmulatedCompletion(_Body, kw_only=True):
+class EmulatedCompletion(_GenerationBody, kw_only=True):
     prompt: Any
     echo: bool | None = None
     suffix: str | None = None
@@ -87,7 +87,7 @@ class EmulatedCompletion(_Body, kw_only=True):
         raise RequestError("prompt must be a text, a list of token ids, or a list of either", param="prompt")
 
 
-class EmulatedChat(_Body, kw_only=True):
+class EmulatedChat(_GenerationBody, kw_only=True):
     messages: Messages
     max_completion_tokens: Count | None = None
     tools: list[Any] | None = None

@@ -17,14 +17,14 @@ from preble.web.server.connection import ClientConnection
 MAX_BODY_BYTES = 128 * 2**20
 
 
-class Exchange(AwaitedRequest):
+class EmulatorRequest(AwaitedRequest):
     """One request and its answer. `profile`: named in a header of the answer."""
 
     def __init__(
         self,
         connection: ClientConnection,
         head: RequestHead,
-        handle: Callable[[Exchange], Coroutine[Any, Any, None]],
+        handle: Callable[[EmulatorRequest], Coroutine[Any, Any, None]],
         profile: str,
     ) -> None:
         super().__init__(connection, head, handle)

@@ -54,7 +54,7 @@ def decode(payload: bytes, on_bad: Callable[[Malformed | UnknownEvent], None]) -
 def packed_events(payload: bytes) -> list[WireEvent] | None:
     """Return what `decode_batch` makes of a message, packed; None if anything in it is not as it nearly always is."""
     try:
-        return _Message(payload).events()
+        return _PackedMessage(payload).events()
     except (_Unusual, IndexError, OverflowError, UnicodeDecodeError):
         return None
 
@@ -63,7 +63,7 @@ class _Unusual(Exception):
     """Something that `kv_wire` has to look at."""
 
 
-class _Message:
+class _PackedMessage:
     """Reads `data` from `at` on; each method goes on behind what it has read.
 
     Raises, all of them: _Unusual; IndexError: the message ends within; OverflowError; UnicodeDecodeError.

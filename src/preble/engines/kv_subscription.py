@@ -68,7 +68,7 @@ class Subscription:
         self._endpoint = endpoints.endpoint
         self._topic = endpoints.topic.encode()
         self._loop = asyncio.get_running_loop()
-        self._connection: _Connection | None = None
+        self._connection: _ZmtpConnection | None = None
         self._messages: deque[KvMessage | None] = deque()
         """None for one that is not of the form that messages have."""
         self._num_bytes = 0
@@ -212,7 +212,7 @@ class Subscription:
         while not self._connected:
             try:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    new = partial(_Connection, self, self._topic)
+                    new = partial(_ZmtpConnection, self, self._topic)
                     _, self._connection = await connected(self._endpoint, new)
                     await self._connection.is_settled
             except CANNOT_CONNECT as error:
@@ -223,7 +223,7 @@ class Subscription:
                 await backoff.pause()
 
 
-class _Connection(asyncio.Protocol):
+class _ZmtpConnection(asyncio.Protocol):
     """Carries bytes between the socket and a `ZmtpPeer`. `is_settled`: ready, or at its end.
 
     `is_full`: the subscription has enough messages for now. `rests`: it has just brought some. Call `settle` after each
@@ -302,9 +302,9 @@ class _Rests:
     """The connections of one event loop that rest. They are read again together."""
 
     def __init__(self) -> None:
-        self._connections: list[_Connection] = []
+        self._connections: list[_ZmtpConnection] = []
 
-    def add(self, connection: _Connection, loop: asyncio.AbstractEventLoop) -> None:
+    def add(self, connection: _ZmtpConnection, loop: asyncio.AbstractEventLoop) -> None:
         if not self._connections:
             loop.call_later(REST_S, self._end_some, loop)
         self._connections.append(connection)

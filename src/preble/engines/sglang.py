@@ -180,7 +180,7 @@ class SglangEngine(ReportingEngine):
         await super().close()
 
 
-class _Body(msgspec.Struct):
+class _IdFields(msgspec.Struct):
     """What decides whether one request id fits a body."""
 
     prompt: Raw = Raw(b'""')
@@ -189,7 +189,7 @@ class _Body(msgspec.Struct):
     rid: Raw | None = None
 
 
-class _Named(msgspec.Struct):
+class _AdapterFields(msgspec.Struct):
     """What says which adapter a body asks for."""
 
     model: Any = None
@@ -205,7 +205,7 @@ def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
     if not adapters:
         return body
     try:
-        named = msgspec.json.decode(body, type=_Named)
+        named = msgspec.json.decode(body, type=_AdapterFields)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body
     if not isinstance(named.model, str) or named.model not in adapters or named.lora_path is not None:
@@ -221,7 +221,7 @@ def with_request_id(body: bytes, request_id: str) -> bytes | None:
     (b'{"rid":"a","prompt": [1, 2]}', None)
     """
     try:
-        shape = msgspec.json.decode(body, type=_Body)
+        shape = msgspec.json.decode(body, type=_IdFields)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if (

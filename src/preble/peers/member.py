@@ -21,10 +21,10 @@ from preble.core.types.events import (
     PeerHeld,
     PeerPlaced,
     PeerReported,
-    Placed,
     ReplicaAdded,
     ReplicaRemoved,
     Reported,
+    RequestPlaced,
     SchedulerEvent,
 )
 from preble.core.types.life import FIRST_TOKEN, Ended, FirstToken, Moved
@@ -117,7 +117,7 @@ class GroupMember:
     def on(self, event: SchedulerEvent, now: float) -> None:
         """Tell the peers what happens to our requests. They follow KV events, and check replicas, themselves."""
         match event:
-            case Placed(request, placement):
+            case RequestPlaced(request, placement):
                 self._start(request, placement.replica_id, placement.matched_tokens)
             case Reported(request_id, fact):
                 self._report(self._own[request_id], fact)

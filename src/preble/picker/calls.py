@@ -66,7 +66,7 @@ class CallError(Exception):
 class Call:
     """One call, as its method sees it."""
 
-    def __init__(self, peer: _Peer, stream: Stream) -> None:
+    def __init__(self, peer: _GatewayConnection, stream: Stream) -> None:
         self._peer = peer
         self._stream = stream
         self._waiter: asyncio.Future[None] | None = None
@@ -109,7 +109,7 @@ class Call:
 Method = Callable[[Call], Awaitable[None]]
 
 
-class _Peer(asyncio.Protocol):
+class _GatewayConnection(asyncio.Protocol):
     """One connection. `is_full`: the peer reads nothing of what we write. `counted`: `held`, as the server has it."""
 
     def __init__(self, server: CallServer) -> None:
@@ -262,7 +262,7 @@ class CallServer:
 
     def __init__(self, methods: Mapping[str, Method], told: Callable[[Refusal], None]) -> None:
         self.methods = methods
-        self.peers: dict[_Peer, None] = {}
+        self.peers: dict[_GatewayConnection, None] = {}
         """The connections, the oldest first."""
         self._told = told
         self._held = 0
@@ -274,9 +274,9 @@ class CallServer:
     async def start(self, sock: socket, tls: ssl.SSLContext | None) -> None:
         """Serve on a listening socket."""
         if tls is None:
-            self._server = await asyncio.get_running_loop().create_server(partial(_Peer, self), sock=sock)
+            self._server = await asyncio.get_running_loop().create_server(partial(_GatewayConnection, self), sock=sock)
         else:
-            self._handshakes = Handshakes(sock, tls, partial(_Peer, self), self._too_many_handshakes)
+            self._handshakes = Handshakes(sock, tls, partial(_GatewayConnection, self), self._too_many_handshakes)
             self._handshakes.begin()
 
     def _too_many_handshakes(self) -> None:
@@ -308,7 +308,7 @@ class CallServer:
 
     # what all connections take together
 
-    def entered(self, peer: _Peer) -> None:
+    def entered(self, peer: _GatewayConnection) -> None:
         """A connection has come."""
         if len(self.peers) >= MOST_CONNECTIONS:
             unused = next((one for one in self.peers if not one.connection.streams), peer)
@@ -318,12 +318,12 @@ class CallServer:
                 return
         self.peers[peer] = None
 
-    def left(self, peer: _Peer) -> None:
+    def left(self, peer: _GatewayConnection) -> None:
         """A connection is over."""
         self.peers.pop(peer, None)
         self._count(peer, 0)
 
-    def count(self, peer: _Peer) -> None:
+    def count(self, peer: _GatewayConnection) -> None:
         """Count what a connection makes us hold now."""
         self._count(peer, peer.held)
         if self._held <= MOST_HELD_BYTES:
@@ -334,7 +334,7 @@ class CallServer:
             heaviest = max(self.peers, key=lambda one: one.counted)
             heaviest.end(ErrorCodes.ENHANCE_YOUR_CALM, "the connection takes too much memory", Refusal.MEMORY)
 
-    def _count(self, peer: _Peer, held: int) -> None:
+    def _count(self, peer: _GatewayConnection, held: int) -> None:
         self._held += held - peer.counted
         peer.counted = held
 

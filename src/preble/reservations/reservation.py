@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from preble.prompts.endpoints import Fields
-from preble.serving import Held, ParsedRequest, Placed
+from preble.serving import HeldRequest, ParsedRequest, Placed
 
 
-class Reservation(Held):
+class Reservation(HeldRequest):
     """A request and its placements.
 
     `reservation_id`: what the carrier calls it. `lease_s`: how long it lasts without a report. `request`: its `body` is

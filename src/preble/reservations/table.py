@@ -39,7 +39,7 @@ class ReservationTable(HeldPlacements[str, Reservation]):
         self._leases.hold(reservation.reservation_id, now + reservation.lease_s)
 
     def report(self, name: str, fact: Report, now: float) -> Reservation:
-        """Take what a carrier reports. Raises: UnknownReservation. As `Held.report`."""
+        """Take what a carrier reports. Raises: UnknownReservation. As `HeldRequest.report`."""
         reservation = self[name]
         if isinstance(fact, Ended):
             self._leases.release(name)

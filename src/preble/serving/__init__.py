@@ -4,7 +4,7 @@ Carriers of bytes, such as the gateway, use the names exported here and nothing 
 """
 
 from preble.serving.group import NewBus
-from preble.serving.held import Held, HeldPlacements
+from preble.serving.held import HeldPlacements, HeldRequest
 from preble.serving.intake import Intake
 from preble.serving.link.front_end import FrontEnd
 from preble.serving.link.link import SchedulerAway
@@ -26,8 +26,8 @@ __all__ = [
     "Admission",
     "Carrier",
     "FrontEnd",
-    "Held",
     "HeldPlacements",
+    "HeldRequest",
     "Intake",
     "LiveReplica",
     "MemberRow",

@@ -17,7 +17,7 @@ from preble.engines import Engine
 from preble.serving.placed import Placed, share_usage
 
 
-class Held:
+class HeldRequest:
     """A request placed for a carrier elsewhere, with its placements: a list of prompts has several, on one replica.
 
     `has_begun`: whether the prompt is computed. `heard_at`: when the carrier last got anything of the answer, None
@@ -79,7 +79,7 @@ class Held:
 
 
 Name = TypeVar("Name", int, str)
-H = TypeVar("H", bound=Held)
+H = TypeVar("H", bound=HeldRequest)
 
 
 class HeldPlacements(Mapping[Name, H], Generic[Name, H]):
@@ -110,7 +110,7 @@ class HeldPlacements(Mapping[Name, H], Generic[Name, H]):
         self._held[name] = held
 
     def report(self, name: Name, fact: Report, now: float) -> H:
-        """Take what a carrier reports. Raises: KeyError: it has ended, or was never there. As `Held.report`."""
+        """Take what a carrier reports. Raises: KeyError: it has ended, or was never there. As `HeldRequest.report`."""
         held = self[name]
         if isinstance(fact, Ended):
             del self._held[name]

@@ -10,7 +10,7 @@ from math import inf
 
 from preble.config import QueueConfig
 from preble.core.admission.admission import FairAdmission
-from preble.core.admission.fair_queue import QueueSettings, Refused
+from preble.core.admission.fair_queue import QueueSettings, TurnRefused
 from preble.core.types import ReplicaId, Request, RequestId
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Started
 from preble.errors import Overloaded, PrebleError, RequestError
@@ -211,7 +211,7 @@ class Turns:
         except Exception as error:  # noqa: BLE001 (it is that request's failure, not of the one that made room)
             waiter.placed.set_exception(error)
 
-    def _refuse(self, refused: list[Refused]) -> None:
+    def _refuse(self, refused: list[TurnRefused]) -> None:
         for refusal in refused:
             waiter = self._waiters.pop(refusal.request_id, None)
             if waiter is not None and not waiter.placed.done():

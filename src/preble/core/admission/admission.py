@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from math import inf
 
-from preble.core.admission.fair_queue import FairQueue, QueueSettings, Refused, Waiting
+from preble.core.admission.fair_queue import FairQueue, QueueSettings, TurnRefused, Waiting
 from preble.core.admission.gate import Gate, Where
 from preble.core.costs.model import CostModel
 from preble.core.types import Placement, ReplicaId, RequestId
@@ -118,7 +118,7 @@ class FairAdmission:
         rank: int = 0,
         kind: Hashable = None,
         max_wait_s: float | None = None,
-    ) -> list[Refused]:
+    ) -> list[TurnRefused]:
         """Take a request that comes; return who is refused for that, at once: it, or one that waits.
 
         `rank`: lower ones go first, whoever sends them. `kind`: equal for requests that the same replicas can serve.
@@ -186,7 +186,7 @@ class FairAdmission:
         if (entry := self._waiting.pop(request_id, None)) is not None:
             self._queue.withdraw(entry)
 
-    def expire(self, now: float) -> list[Refused]:
+    def expire(self, now: float) -> list[TurnRefused]:
         """Return those that have waited for as long as they may; they wait no longer."""
         return self._forget(self._queue.expire(now, self._gate.pending_s))
 
@@ -205,7 +205,7 @@ class FairAdmission:
     def _habits_of(self, tenant: str) -> _Habits:
         return self._habits.setdefault(tenant, _Habits())
 
-    def _forget(self, refused: list[Refused]) -> list[Refused]:
+    def _forget(self, refused: list[TurnRefused]) -> list[TurnRefused]:
         for refusal in refused:
             self._waiting.pop(refusal.request_id, None)
         return refused

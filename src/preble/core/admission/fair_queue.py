@@ -54,7 +54,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class TurnRefused:
     """A request that cannot be served in time. `retry_after_s`: when it might."""
 
     request_id: RequestId
@@ -113,7 +113,7 @@ class FairQueue:
         """Return the GPU time that counts as used by the tenant, divided by its weight."""
         return self._tenant(tenant).used_s
 
-    def offer(self, entry: Waiting, now: float, in_replicas_s: float = 0.0) -> list[Refused]:
+    def offer(self, entry: Waiting, now: float, in_replicas_s: float = 0.0) -> list[TurnRefused]:
         """Take a request that comes; return who is refused for that, at once: the request itself, or one that came
         before it. `in_replicas_s`: GPU time of what was started and has not begun to be answered.
 
@@ -211,7 +211,7 @@ class FairQueue:
         tenant.waiting_s = max(tenant.waiting_s - entry.cost_s, 0.0) if tenant.num_waiting else 0.0
         self.num_waiting -= 1
 
-    def expire(self, now: float, in_replicas_s: float = 0.0) -> list[Refused]:
+    def expire(self, now: float, in_replicas_s: float = 0.0) -> list[TurnRefused]:
         """Return those whose deadline has come; they wait no longer. `in_replicas_s`: as for `offer`."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
@@ -243,9 +243,9 @@ class FairQueue:
     def _activate(self, tenant: _Tenant) -> None:
         tenant.used_s = max(tenant.used_s, self._floor_s - self.settings.credit_s / tenant.weight)
 
-    def _refusal(self, entry: Waiting, retry_after_s: float) -> Refused:
+    def _refusal(self, entry: Waiting, retry_after_s: float) -> TurnRefused:
         """Refuse the request. Its `retry_after_s` is at most the longest time that a request may wait here."""
-        return Refused(entry.request_id, min(retry_after_s, self.settings.max_wait_s))
+        return TurnRefused(entry.request_id, min(retry_after_s, self.settings.max_wait_s))
 
     def _expected_wait_s(self, tenant: _Tenant, entry: Waiting, in_replicas_s: float) -> float:
         """Return the wait as if every tenant that waits got its share of what the fleet does a second. 0 before that is

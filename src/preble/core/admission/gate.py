@@ -26,7 +26,7 @@ class _Pending:
     """When its answer counts as begun; None if that will be reported."""
 
 
-class _Replica:
+class _Prefilling:
     __slots__ = ("pending", "pending_s")
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Gate:
 
     def __init__(self, depth_s: float) -> None:
         self.depth_s = depth_s
-        self._replicas: dict[ReplicaId, _Replica] = {}
+        self._replicas: dict[ReplicaId, _Prefilling] = {}
 
     @property
     def num_replicas(self) -> int:
@@ -66,7 +66,7 @@ class Gate:
 
     def add_replica(self, replica_id: ReplicaId) -> None:
         """A replica joins, with nothing to do."""
-        self._replicas[replica_id] = _Replica()
+        self._replicas[replica_id] = _Prefilling()
 
     def remove_replica(self, replica_id: ReplicaId) -> None:
         """Forget a replica that has left. Later reports about its requests are ignored."""
@@ -125,13 +125,13 @@ class Gate:
         ]
         return min(times, default=None)
 
-    def _among(self, where: Where) -> Iterable[_Replica]:
+    def _among(self, where: Where) -> Iterable[_Prefilling]:
         if where is None:
             return self._replicas.values()
         return [self._replicas[r] for r in where if r in self._replicas]
 
     @staticmethod
-    def _is_open(replica: _Replica, now: float, depth_s: float) -> bool:
+    def _is_open(replica: _Prefilling, now: float, depth_s: float) -> bool:
         replica.drop_assumed(now)
         if not replica.pending:
             return True

@@ -40,10 +40,10 @@ from preble.core.types.events import (
     NotPlaced,
     PeerEvent,
     PeerForgotten,
-    Placed,
     ReplicaAdded,
     ReplicaRemoved,
     Reported,
+    RequestPlaced,
     SchedulerEvent,
     SchedulerListener,
     Stored,
@@ -135,7 +135,7 @@ class GlobalScheduler:
             self._tell(NotPlaced(request, error), now)
             raise
         if self._listeners:
-            self._tell(Placed(request, placement), now)
+            self._tell(RequestPlaced(request, placement), now)
         return placement
 
     def _place(self, request: Request, now: float) -> Placement:

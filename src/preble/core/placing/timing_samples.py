@@ -23,7 +23,7 @@ MIN_OUTPUT_TOKENS: Final = 16
 
 
 @dataclass(slots=True)
-class _Replica:
+class _PlacedTimes:
     """`prefills_s`: seconds that the cost model gives for the prefills of all requests that had a first token."""
 
     num_placed: int = 0
@@ -40,7 +40,7 @@ class TimingSamples:
         self._cluster = cluster
         self._refit = refit
         self._table = cluster.replicas
-        self._replicas: dict[ReplicaIndex, _Replica] = {}
+        self._replicas: dict[ReplicaIndex, _PlacedTimes] = {}
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         self._replicas.pop(replica, None)
@@ -49,7 +49,7 @@ class TimingSamples:
         """The request is about to be counted on its replica."""
         replica = self._replicas.get(entry.replica)
         if replica is None:
-            replica = self._replicas[entry.replica] = _Replica()
+            replica = self._replicas[entry.replica] = _PlacedTimes()
         replica.num_placed += 1
         entry.number = replica.num_placed
         entry.num_decoding = self._table.num_decoding[entry.replica]

@@ -17,7 +17,7 @@ from preble.core.types.plain import ReplicaId, ReplicaSpec
 from preble.errors import NoReplicaError, PromptTooLong
 
 
-class Placed(Struct, frozen=True):
+class RequestPlaced(Struct, frozen=True):
     """`GlobalScheduler.place` has chosen."""
 
     request: Request
@@ -109,7 +109,7 @@ class TimerEvent(Struct, frozen=True):
 PeerEvent = PeerReported | PeerHeld
 """What a gateway learns of another one's requests."""
 SchedulerEvent = (
-    Placed
+    RequestPlaced
     | NotPlaced
     | Reported
     | PeerEvent

@@ -86,7 +86,7 @@ class Stop(Struct):
 
 
 class Beat(Struct):
-    """An order: say that you are `Alive`."""
+    """An order: say that you are `BeatReply`."""
 
 
 class Ready(Struct):
@@ -105,12 +105,12 @@ class Reconfigured(Struct):
     error: str | None
 
 
-class Alive(Struct):
+class BeatReply(Struct):
     """The answer to `Beat`."""
 
 
 Order = Settings | Cover | Drain | Stop | Beat
-Reply = Ready | Failed | Reconfigured | Alive
+Reply = Ready | Failed | Reconfigured | BeatReply
 
 
 def run_process(start: Start, control: Connection) -> None:
@@ -170,7 +170,7 @@ class _Orders:
             case Settings():
                 self._control.send(Reconfigured(self._refusal(order)))
             case Beat():
-                self._control.send(Alive())
+                self._control.send(BeatReply())
             case Cover(numbers):
                 self.cover(numbers)
             case Drain(leaves):

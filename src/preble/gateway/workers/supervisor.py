@@ -27,7 +27,7 @@ from preble.gateway.reloading import Contents, contents, reload_on_change, reloa
 from preble.gateway.server import print_url, tell_of_listening
 from preble.gateway.workers.count import own_engine
 from preble.gateway.workers.process import PRIVATE, SCHEDULER, Cover, Drain, Settings, Start, Stop, remove_socket
-from preble.gateway.workers.worker import NotNow, Worker
+from preble.gateway.workers.worker import NotNow, WorkerProcess
 from preble.web.server.listening import listen_shared
 from preble.web.server.open_files import raise_open_files_limit
 
@@ -120,9 +120,9 @@ class _Workers:
             is_first = not self._has_started
             return Start(name, self._settings, path, count, number, given, bool(origin.listeners), is_first, log)
 
-        self._scheduler = Worker(partial(start, SCHEDULER, None), lambda: None)
+        self._scheduler = WorkerProcess(partial(start, SCHEDULER, None), lambda: None)
         self._front_ends = [
-            Worker(partial(start, f"front-end-{number + 1}", number), self._cover) for number in range(count)
+            WorkerProcess(partial(start, f"front-end-{number + 1}", number), self._cover) for number in range(count)
         ]
 
     def _cover(self) -> None:
@@ -230,7 +230,7 @@ class _Workers:
         await asyncio.gather(*(self._reconfigure(front_end) for front_end in self._front_ends))
         tell_of_reload(old, read, settings.keys.num_keys)
 
-    async def _reconfigure(self, front_end: Worker) -> None:
+    async def _reconfigure(self, front_end: WorkerProcess) -> None:
         """Have a front end use the settings that the scheduler process has taken: also by starting it anew."""
         try:
             refusal = await front_end.reconfigured(self._settings)

@@ -18,8 +18,8 @@ from preble.background import Backoff
 from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.workers.process import (
-    Alive,
     Beat,
+    BeatReply,
     Drain,
     Failed,
     Order,
@@ -51,7 +51,7 @@ class NotNow(ConfigError):
     """A process has died: its successor may take the settings."""
 
 
-class Worker:
+class WorkerProcess:
     """One process, restarted whenever it dies, and killed when it hangs.
 
     `start`: returns what the process gets, at each start. `on_change`: called when it is away, and when it is back.
@@ -140,7 +140,7 @@ class Worker:
                 self._error = error
             case Reconfigured():
                 self._answered(reply)
-            case Alive():
+            case BeatReply():
                 self._lives()
 
     async def _beat(self) -> None:

@@ -30,12 +30,12 @@ REPLICA_HEADER = "x-preble-replica"
 REASON_HEADER = "x-preble-reason"
 
 
-class _Model(msgspec.Struct):
+class _ListedModel(msgspec.Struct):
     id: str
 
 
 class _Models(msgspec.Struct):
-    data: list[_Model]
+    data: list[_ListedModel]
 
 
 class _RequestFailed(Exception):

@@ -11,7 +11,7 @@ from rich.text import Text
 from preble.lab.bench.counters import total
 from preble.lab.bench.run import BenchResult
 from preble.lab.metrics.itl import Itl
-from preble.lab.metrics.summary import Distribution, Summary
+from preble.lab.metrics.summary import Summary, TimeSummary
 
 FORMULAS = (
     "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1); "
@@ -68,7 +68,7 @@ def seconds(value: float) -> str:
 
 def _time(metric: str, statistic: str) -> Callable[[Summary], str]:
     def show(summary: Summary) -> str:
-        distribution: Distribution | Itl | None = getattr(summary, metric)
+        distribution: TimeSummary | Itl | None = getattr(summary, metric)
         return "" if distribution is None else seconds(getattr(distribution, statistic))
 
     return show

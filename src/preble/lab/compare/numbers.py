@@ -13,7 +13,7 @@ from preble.lab.metrics.capacity import Bound, CapacitySlo
 from preble.lab.metrics.estimates import Estimate, estimate
 from preble.lab.metrics.itl import Itl
 from preble.lab.metrics.steady import Verdict
-from preble.lab.metrics.summary import Distribution
+from preble.lab.metrics.summary import TimeSummary
 
 DEFINITIONS = (
     "TTFT = first token − scheduled; E2E = end − scheduled; ITL = gap between two tokens, every gap of "
@@ -76,7 +76,7 @@ def short_seconds(value: float) -> str:
 
 def _time(metric: str, statistic: str) -> Callable[[Run], float | None]:
     def of(run: Run) -> float | None:
-        distribution: Distribution | Itl | None = getattr(run.judged, metric)
+        distribution: TimeSummary | Itl | None = getattr(run.judged, metric)
         return None if distribution is None else float(getattr(distribution, statistic))
 
     return of

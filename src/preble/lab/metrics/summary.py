@@ -30,7 +30,7 @@ class Slo(msgspec.Struct, frozen=True):
         return record.ok and all(value is None or bound is None or value <= bound for value, bound in pairs)
 
 
-class Distribution(msgspec.Struct, frozen=True):
+class TimeSummary(msgspec.Struct, frozen=True):
     """Mean and percentiles of some times, in seconds."""
 
     mean_s: float
@@ -54,9 +54,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     errors: int
     duration_s: float
     requests_per_s: float
-    ttft: Distribution | None
-    tpot: Distribution | None
-    e2e: Distribution | None
+    ttft: TimeSummary | None
+    tpot: TimeSummary | None
+    e2e: TimeSummary | None
     itl: Itl | None = None
     prompt_tokens: int
     output_tokens: int
@@ -89,7 +89,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (rank - low) * (ordered[high] - ordered[low])
 
 
-def distribution(values: Sequence[float]) -> Distribution | None:
+def distribution(values: Sequence[float]) -> TimeSummary | None:
     """Return mean and percentiles; None for no values.
 
     >>> distribution([1.0, 2.0, 3.0]).p50_s
@@ -98,7 +98,7 @@ def distribution(values: Sequence[float]) -> Distribution | None:
     if not values:
         return None
     p50, p90, p99 = (percentile(values, percent) for percent in (50, 90, 99))
-    return Distribution(mean_s=math.fsum(values) / len(values), p50_s=p50, p90_s=p90, p99_s=p99, max_s=max(values))
+    return TimeSummary(mean_s=math.fsum(values) / len(values), p50_s=p50, p90_s=p90, p99_s=p99, max_s=max(values))
 
 
 def hit_rate(records: Iterable[RequestRecord]) -> float | None:

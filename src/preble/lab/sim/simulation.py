@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 
 from preble.core.admission.admission import FairAdmission
-from preble.core.admission.fair_queue import Refused
+from preble.core.admission.fair_queue import TurnRefused
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
@@ -179,7 +179,7 @@ class Simulation:
         while (request_id := self._admission.next(now)) is not None:
             self._place(self._calls[request_id], now)
 
-    def _refuse(self, refused: list[Refused], now: float) -> None:
+    def _refuse(self, refused: list[TurnRefused], now: float) -> None:
         for refusal in refused:
             self._end(self._calls[refusal.request_id], now, error=REFUSED)
 

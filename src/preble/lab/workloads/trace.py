@@ -36,13 +36,13 @@ AnswerTokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 """Output tokens as recorded; an empty answer counts as one token."""
 
 
-class _Line(
+class _TaggedLine(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", kw_only=True
 ):
     """What all lines have in common."""
 
 
-class TraceLine(_Line, frozen=True, tag="trace"):
+class TraceLine(_TaggedLine, frozen=True, tag="trace"):
     """The first line: the version of the format and the trace's name."""
 
     version: int
@@ -50,7 +50,7 @@ class TraceLine(_Line, frozen=True, tag="trace"):
     note: str = ""
 
 
-class SegmentLine(_Line, frozen=True, tag="segment"):
+class SegmentLine(_TaggedLine, frozen=True, tag="segment"):
     """A piece of prompt that requests name. `num_tokens`: the number of made-up tokens, unique to the segment."""
 
     id: Id
@@ -59,7 +59,7 @@ class SegmentLine(_Line, frozen=True, tag="segment"):
     num_tokens: NumTokens | None = None
 
 
-class RequestLine(_Line, frozen=True, tag="request"):
+class RequestLine(_TaggedLine, frozen=True, tag="request"):
     """One request: the segments it names, then its own text, token ids or `num_tokens` made-up tokens."""
 
     id: Id
@@ -80,7 +80,7 @@ def read_trace(path: Path) -> Workload:
 
     Raises: TraceFormatError: the file cannot be read or a line breaks the format; names file and line.
     """
-    reader = _Reader(path)
+    reader = _TraceReader(path)
     for number, line in numbered_lines(path):
         reader.take(number, line)
     return reader.workload()
@@ -121,7 +121,7 @@ def _open_to_write(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, "wb")) if path.suffix == ".gz" else path.open("wb")
 
 
-class _Reader:
+class _TraceReader:
     """Builds the workload from the lines of one file, in order."""
 
     _decoder: ClassVar = msgspec.json.Decoder(TraceLine | SegmentLine | RequestLine)
@@ -235,7 +235,7 @@ def _segment(line: SegmentLine) -> Segment:
     return Segment(line.id, tokens=pack_tokens(line.token_ids or ()))
 
 
-def _lines(workload: Workload) -> Iterator[_Line]:
+def _lines(workload: Workload) -> Iterator[_TaggedLine]:
     yield TraceLine(version=VERSION, name=workload.name, note=workload.note)
     defined: dict[str, Segment] = {}
     for request in workload.requests:

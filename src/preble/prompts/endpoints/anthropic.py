@@ -78,7 +78,7 @@ class MessageUsage(Struct):
         return Usage(prompt_tokens, self.output_tokens, prompt_tokens + (self.output_tokens or 0), details)
 
 
-class _Message(Struct):
+class _AnthropicMessage(Struct):
     content: Raw
     usage: MessageUsage | None = None
 
@@ -87,7 +87,7 @@ class _Count(Struct):
     input_tokens: int
 
 
-_MESSAGE, _COUNT = msgspec.json.Decoder(_Message), msgspec.json.Decoder(_Count)
+_MESSAGE, _COUNT = msgspec.json.Decoder(_AnthropicMessage), msgspec.json.Decoder(_Count)
 
 
 def usage_of_message(body: bytes) -> Usage | None:

@@ -17,7 +17,7 @@ import structlog
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
 from preble.core.types.life import Ended, Lost, Outcome, Report
 from preble.errors import ConfigError, NoReplicaError, PrebleError, RequestError, UnknownRequest
-from preble.serving.held import Held, HeldPlacements
+from preble.serving.held import HeldPlacements, HeldRequest
 from preble.serving.link import protocol as m
 from preble.serving.link.frames import FrameProtocol
 from preble.serving.placed import LocalPlaced
@@ -61,7 +61,7 @@ class SchedulerSocket:
         self.tokenizer = tokenizer
         self.keep = keep
         self.answer = answer
-        self.peers: set[_Peer] = set()
+        self.carriers: set[_CarrierConnection] = set()
         self._replicas = replicas
         self._server: asyncio.Server | None = None
         replicas.listen(self._tell_replicas)
@@ -84,15 +84,15 @@ class SchedulerSocket:
             raise ConfigError(f"the scheduler's socket {path} is in use; give each gateway a path of its own")
         bound = _bound(path)
         host = cls(limit, turns, ids, replicas, tokenizer, keep, answer)
-        host._server = await asyncio.get_running_loop().create_unix_server(lambda: _Peer(host), sock=bound)
+        host._server = await asyncio.get_running_loop().create_unix_server(lambda: _CarrierConnection(host), sock=bound)
         return host
 
     def close(self) -> None:
         """Stop listening, and end every connection."""
         if self._server is not None:
             self._server.close()
-        for peer in list(self.peers):
-            peer.close()
+        for carrier in list(self.carriers):
+            carrier.close()
 
     def rows(self, tokenizer: str) -> m.Replicas:
         """Return all live replicas, for a carrier whose token ids this tokenizer makes."""
@@ -122,15 +122,15 @@ class SchedulerSocket:
         self._replicas.suspect(ReplicaId(replica_id))
 
     def _tell_replicas(self) -> None:
-        for peer in self.peers:
-            peer.send(self.rows(peer.tokenizer))
+        for carrier in self.carriers:
+            carrier.send(self.rows(carrier.tokenizer))
 
     async def readings(self) -> list[list[Reading]]:
         """Return the metrics of every carrier that is connected, as they are now or were a moment ago."""
-        counts = [peer.count() for peer in self.peers]
+        counts = [carrier.count() for carrier in self.carriers]
         if counts:
             await asyncio.wait(counts, timeout=_COUNT_S)
-        return [peer.readings for peer in self.peers]
+        return [carrier.readings for carrier in self.carriers]
 
 
 def _expanded(path: Path) -> Path:
@@ -168,7 +168,7 @@ async def _is_served(path: Path) -> bool:
     return True
 
 
-class _Held(Held):
+class _Held(HeldRequest):
     """A placement for a carrier on a connection. `admitted`: the number of its request's `Admit`."""
 
     def __init__(self, placed: LocalPlaced, admitted: int, on_lost: Callable[[Lost], None]) -> None:
@@ -182,7 +182,7 @@ class _Held(Held):
         self._on_lost(loss)
 
 
-class _Peer(FrameProtocol[m.ToScheduler]):
+class _CarrierConnection(FrameProtocol[m.ToScheduler]):
     """One connection of a carrier. When it ends, all placements of the carrier end."""
 
     def __init__(self, host: SchedulerSocket) -> None:
@@ -241,7 +241,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
             consequence = "it sends texts, never token ids; cached prompts are not found"
             structlog.get_logger().error("tokenizer_differs", name=message.name, consequence=consequence, hint=_HINT)
         self._is_welcome = True
-        self._host.peers.add(self)
+        self._host.carriers.add(self)
         self.send(m.Welcome(m.VERSION))
         self.send(self._host.rows(self.tokenizer))
 
@@ -371,7 +371,7 @@ class _Peer(FrameProtocol[m.ToScheduler]):
 
     def ended(self) -> None:
         self._timer.cancel()
-        self._host.peers.discard(self)
+        self._host.carriers.discard(self)
         for task in list(self._tasks.values()):
             task.cancel()
         for future in self._counts.values():

@@ -90,7 +90,7 @@ class SchedulerLink:
         self.engine_of = engine_of
         self._readings = readings
         self._numbers = count(1)
-        self._connection: _Connection | None = None
+        self._connection: _LinkConnection | None = None
         self._tickets: dict[int, Ticket] = {}
         self._asked: dict[int, tuple[asyncio.Future[Any], Callable[[Any], Any]]] = {}
         self._placed: dict[int, LinkedPlaced] = {}
@@ -273,7 +273,7 @@ class SchedulerLink:
 
     async def _connect(self) -> None:
         """Connect, and stay until the connection is over. Raises: OSError."""
-        connection = _Connection(self)
+        connection = _LinkConnection(self)
         try:
             await self._loop.create_unix_connection(lambda: connection, str(self._path))
         except asyncio.CancelledError:
@@ -308,7 +308,7 @@ class SchedulerLink:
         for ticket in self._tickets.values():
             self._tell_of(ticket, again=True)
 
-    def ended(self, connection: _Connection) -> None:
+    def ended(self, connection: _LinkConnection) -> None:
         """A connection is over: everything that waits for an answer on it fails."""
         if connection is not self._connection:
             return
@@ -325,7 +325,7 @@ class SchedulerLink:
             ticket.answered()  # the request goes on; the scheduler process counts it when it is back
 
 
-class _Connection(FrameProtocol[m.FromScheduler]):
+class _LinkConnection(FrameProtocol[m.FromScheduler]):
     def __init__(self, link: SchedulerLink) -> None:
         super().__init__(m.FromScheduler)
         self._link = link

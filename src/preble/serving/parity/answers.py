@@ -33,12 +33,12 @@ ONE_IN = 997
 """Characters of Unicode, in `every_script`. A prime, so that they differ in their place within a block."""
 
 
-class Count(Struct):
+class AnswerUsage(Struct):
     prompt_tokens: int = 0
     completion_tokens: int | None = None
 
 
-class Choice(Struct):
+class AnswerChoice(Struct):
     text: str
     finish_reason: str | None = None
     prompt_token_ids: list[int] | None = None
@@ -47,8 +47,8 @@ class Choice(Struct):
 class Completion(Struct):
     """What must be equal in the answers to a text and to its ids."""
 
-    choices: list[Choice]
-    usage: Count | None = None
+    choices: list[AnswerChoice]
+    usage: AnswerUsage | None = None
 
 
 _COMPLETION = msgspec.json.Decoder(Completion)

@@ -24,10 +24,10 @@ from preble.core.types.events import (
     NotPlaced,
     PeerForgotten,
     PeerReported,
-    Placed,
     ReplicaAdded,
     ReplicaRemoved,
     Reported,
+    RequestPlaced,
     SchedulerEvent,
     Stored,
     TimerEvent,
@@ -79,7 +79,7 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
     made.add_replica(spec, 8.0)
     made.on_evicted(CacheCleared(ReplicaId("c")), 9.0)
     assert notes.calls == [
-        (Placed(first, placement), 1.0),
+        (RequestPlaced(first, placement), 1.0),
         (Reported(first.request_id, Moved(other)), 1.5),
         (Reported(first.request_id, FirstToken()), 2.0),
         (Stored(stored, True), 2.5),

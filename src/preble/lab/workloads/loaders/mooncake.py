@@ -29,7 +29,7 @@ BLOCK_TOKENS = 512
 EXAMPLE = '{"timestamp": 3000, "input_length": 700, "output_length": 50, "hash_ids": [0, 7]}'
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _MooncakeLine(msgspec.Struct, frozen=True):
     """`timestamp`: milliseconds."""
 
     timestamp: Annotated[float, Meta(ge=0)]
@@ -74,7 +74,7 @@ class _BlockSizes:
     def __init__(self) -> None:
         self._low, self._high = 1, MAX_TOKENS
 
-    def narrow(self, line: _Line) -> str | None:
+    def narrow(self, line: _MooncakeLine) -> str | None:
         """Take a line into account. What is wrong with it, if no size fits it and all lines before it."""
         num = len(line.hash_ids)
         low, high = -(-line.input_length // num) if num else MAX_TOKENS + 1, MAX_TOKENS
@@ -100,17 +100,17 @@ class _BlockSizes:
         return power if power >= self._low else self._high
 
 
-def _numbered_requests(path: Path) -> tuple[list[tuple[int, _Line]], int]:
+def _numbered_requests(path: Path) -> tuple[list[tuple[int, _MooncakeLine]], int]:
     """Return the lines with their numbers, and how many tokens a block has."""
     sizes, lines = _BlockSizes(), []
-    for number, line in decoded_lines(path, _Line, EXAMPLE):
+    for number, line in decoded_lines(path, _MooncakeLine, EXAMPLE):
         if wrong := sizes.narrow(line):
             raise bad_line(path, number, wrong)
         lines.append((number, line))
     return lines, sizes.chosen()
 
 
-def _requests(path: Path, lines: Sequence[tuple[int, _Line]], block_tokens: int) -> Iterator[WorkloadRequest]:
+def _requests(path: Path, lines: Sequence[tuple[int, _MooncakeLine]], block_tokens: int) -> Iterator[WorkloadRequest]:
     name, blocks = workload_name(path), MadeUpSegments()
     for number, line in lines:
         yield WorkloadRequest(
@@ -121,7 +121,7 @@ def _requests(path: Path, lines: Sequence[tuple[int, _Line]], block_tokens: int)
         )
 
 
-def _prompt(name: str, line: _Line, blocks: MadeUpSegments, block_tokens: int) -> Iterator[Segment]:
+def _prompt(name: str, line: _MooncakeLine, blocks: MadeUpSegments, block_tokens: int) -> Iterator[Segment]:
     for place, block_hash in enumerate(line.hash_ids):
         num_tokens = min(block_tokens, line.input_length - place * block_tokens)
         yield blocks.beginning(f"{name}:{block_hash}", num_tokens, block_tokens)

@@ -38,7 +38,7 @@ class _Part(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-class _Message(msgspec.Struct, frozen=True):
+class _ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | list[_Part] | None = None
     tool_calls: list[Any] | None = None
@@ -49,7 +49,7 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct, frozen=True):
-    messages: list[_Message] | None = None
+    messages: list[_ChatMessage] | None = None
     tools: list[Any] | None = None
     prompt: str | list[str | TokenId | list[TokenId]] | None = None
     n: NumAnswers | None = None
@@ -63,11 +63,11 @@ class _Answer(msgspec.Struct, frozen=True):
     created: float | str | None = None
 
 
-class _Response(_Answer, frozen=True):
+class _RecordedResponse(_Answer, frozen=True):
     body: _Answer | None = None
 
 
-class _Line(_Body, frozen=True):
+class _RecordedLine(_Body, frozen=True):
     custom_id: str | None = None
     request_id: str | None = None
     id: str | int | None = None
@@ -76,7 +76,7 @@ class _Line(_Body, frozen=True):
     created: float | str | None = None
     body: _Body | None = None
     request: _Body | None = None
-    response: _Response | str | None = None
+    response: _RecordedResponse | str | None = None
     usage: _Usage | None = None
 
     @property
@@ -92,7 +92,7 @@ class _Line(_Body, frozen=True):
     @property
     def answers(self) -> list[_Answer]:
         """Return the places that describe the answer, the outermost first."""
-        if not isinstance(self.response, _Response):
+        if not isinstance(self.response, _RecordedResponse):
             return []
         return [answer for answer in (self.response, self.response.body) if answer is not None]
 
@@ -109,7 +109,7 @@ def read_openai(path: Path, options: LoadOptions) -> Workload:
     """Raises: TraceFormatError."""
     reader = _Reader(path, options.default_output_tokens)
     requests = [
-        request for number, line in decoded_lines(path, _Line, EXAMPLE) for request in reader.take(number, line)
+        request for number, line in decoded_lines(path, _RecordedLine, EXAMPLE) for request in reader.take(number, line)
     ]
     workload = assembled(path, requests, "request bodies in OpenAI's form")
     if not reader.num_guessed:
@@ -129,7 +129,7 @@ class _Reader:
         self._names: set[str] = set()
         self._has_times: bool | None = None
 
-    def take(self, number: int, line: _Line) -> Iterator[WorkloadRequest]:
+    def take(self, number: int, line: _RecordedLine) -> Iterator[WorkloadRequest]:
         """Yield the requests of a line: one for each answer to each of its prompts. Raises: TraceFormatError."""
         try:
             name = self._name(number, line)
@@ -143,14 +143,14 @@ class _Reader:
             request_id = name if len(asked) == 1 else f"{name}.{i}"
             yield WorkloadRequest(request_id, segments, output_tokens, arrival_s=arrival_s)
 
-    def _name(self, number: int, line: _Line) -> str:
+    def _name(self, number: int, line: _RecordedLine) -> str:
         name = line.name or f"{workload_name(self._path)}-{number}"
         if name in self._names:
             raise ValueError(f"request {name!r} is there twice; give each its own id, or none")
         self._names.add(name)
         return name
 
-    def _arrival_s(self, line: _Line) -> float | None:
+    def _arrival_s(self, line: _RecordedLine) -> float | None:
         has_time = line.time is not None
         if self._has_times is None:
             self._has_times = has_time
@@ -170,7 +170,7 @@ class _Reader:
             return [self._chat.prompt([*_tools(body.tools), *map(_message, body.messages)])]
         return [(segment,) for segment in _prompt_segments(body.prompt or [])]
 
-    def _output_tokens(self, line: _Line, num_answers: int) -> int:
+    def _output_tokens(self, line: _RecordedLine, num_answers: int) -> int:
         """Return tokens of each answer; if the line has only their sum, it is divided evenly. Raises: ValueError: too
         many.
         """
@@ -191,7 +191,7 @@ def _bounded(output_tokens: int) -> int:
     return max(1, output_tokens)
 
 
-def _body(line: _Line) -> _Body:
+def _body(line: _RecordedLine) -> _Body:
     return line.body or line.request or line
 
 
@@ -219,7 +219,7 @@ def _tools(tools: Iterable[Any] | None) -> list[Message]:
     return [Message("tools", _json(tools))] if tools else []
 
 
-def _message(message: _Message) -> Message:
+def _message(message: _ChatMessage) -> Message:
     content = message.content or ""
     if not isinstance(content, str):
         content = "".join(_part_text(part) for part in content)

@@ -22,7 +22,7 @@ from preble.lab.workloads.trace import AnswerTokens, NumTokens
 EXAMPLE = '{"timestamp": 12.5, "client": 31, "input_length": 1338, "output_length": 39}'
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _ServegenLine(msgspec.Struct, frozen=True):
     """`timestamp`: milliseconds."""
 
     timestamp: Annotated[float, Meta(ge=0)]
@@ -33,7 +33,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 def read_servegen(path: Path, options: LoadOptions) -> Workload:
     """Raises: TraceFormatError."""
-    lines = dict(decoded_lines(path, _Line, EXAMPLE))
+    lines = dict(decoded_lines(path, _ServegenLine, EXAMPLE))
     prompts = _SystemPrompts(workload_name(path), list(lines.values()), options.client_share)
     note = (
         f"lengths and times of a ServeGen trace; each of {prompts.num_clients} clients has a system prompt of "
@@ -45,7 +45,7 @@ def read_servegen(path: Path, options: LoadOptions) -> Workload:
 class _SystemPrompts:
     """Makes requests; those of one client share its system prompt."""
 
-    def __init__(self, name: str, lines: list[_Line], share: float) -> None:
+    def __init__(self, name: str, lines: list[_ServegenLine], share: float) -> None:
         lengths: dict[int | str, list[int]] = {}
         for line in lines:
             lengths.setdefault(line.client, []).append(line.input_length)
@@ -57,7 +57,7 @@ class _SystemPrompts:
     def num_clients(self) -> int:
         return len(self._tokens)
 
-    def request(self, number: int, line: _Line) -> WorkloadRequest:
+    def request(self, number: int, line: _ServegenLine) -> WorkloadRequest:
         request_id, prompt_id = f"{self._name}-{number}", f"{self._name}:client:{line.client}"
         whole = self._tokens[line.client]
         num_shared = min(whole, line.input_length - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from preble.lab.workloads.study.distribution import Distribution, distribution
 from preble.lab.workloads.study.page import draw_cdf, study_page
-from preble.lab.workloads.study.prefixes import KeyPortions, Sharing, study_sharing
+from preble.lab.workloads.study.prefixes import KeyPortions, PrefixSharing, study_sharing
 from preble.lab.workloads.study.sessions import SessionStudy, study_sessions
 from preble.lab.workloads.study.study import Study, StudyReport, Tokenize, study
 from preble.lab.workloads.study.tables import summary_tables
@@ -17,8 +17,8 @@ __all__ = [
     "ArrivalStudy",
     "Distribution",
     "KeyPortions",
+    "PrefixSharing",
     "SessionStudy",
-    "Sharing",
     "Study",
     "StudyReport",
     "Tokenize",

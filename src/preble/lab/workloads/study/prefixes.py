@@ -29,7 +29,7 @@ class KeyPortions(msgspec.Struct, frozen=True):
     nodes: int
 
 
-class Sharing(msgspec.Struct, frozen=True):
+class PrefixSharing(msgspec.Struct, frozen=True):
     """How much of each prompt is the beginning of an earlier prompt; such tokens are "seen".
 
     `fraction`: seen tokens / tokens of the prompt, over the requests in order. `hit_rate`: all seen tokens / all prompt
@@ -46,7 +46,7 @@ class Sharing(msgspec.Struct, frozen=True):
     key_portions: KeyPortions
 
 
-def study_sharing(prompts: Iterable[PackedTokens]) -> Sharing:
+def study_sharing(prompts: Iterable[PackedTokens]) -> PrefixSharing:
     """Return the sharing between prompts, in sending order.
 
     It reads one prompt at a time and keeps the distinct tokens, four bytes each, at memcmp speed.
@@ -66,7 +66,7 @@ def study_sharing(prompts: Iterable[PackedTokens]) -> Sharing:
         lengths.append(len(prompt) // TOKEN_BYTES)
         seen.append(match.num_tokens)
     fractions = [part / whole for part, whole in zip(seen, lengths, strict=True)]
-    return Sharing(
+    return PrefixSharing(
         fraction=distribution(fractions),
         hit_rate=sum(seen) / sum(lengths),
         mostly_shared=sum(fraction > 0.5 for fraction in fractions) / len(fractions),

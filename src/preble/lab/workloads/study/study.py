@@ -11,7 +11,7 @@ from preble.core.types import TOKEN_BYTES, PackedTokens
 from preble.errors import ConfigError
 from preble.lab.workloads.model import Workload, WorkloadRequest
 from preble.lab.workloads.study.distribution import Distribution, distribution
-from preble.lab.workloads.study.prefixes import Sharing, study_sharing
+from preble.lab.workloads.study.prefixes import PrefixSharing, study_sharing
 from preble.lab.workloads.study.sessions import SessionStudy, study_sessions
 from preble.lab.workloads.study.timing import ArrivalStudy, study_arrivals
 from preble.lab.workloads.tokens import packed_prompt
@@ -34,7 +34,7 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: Distribution
     output_tokens: Distribution
     prompt_to_output: Distribution
-    sharing: Sharing
+    sharing: PrefixSharing
     arrivals: ArrivalStudy | None
     sessions: SessionStudy | None
 
