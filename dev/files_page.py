@@ -20,7 +20,6 @@ OF_A_REQUEST = """
     web/server/connection.py
     gateway/app.py
     prompts/endpoints/table.py
-    gateway/requests/placed_client.py
     gateway/http/access.py
     gateway/http/bodies.py
     gateway/requests/json_requests.py

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from preble.gateway.requests.states import NEXT
 from preble.serving import Placed, Serving
 
 PAGES = Path(__file__).parents[2] / "docs" / "concepts"
@@ -24,6 +25,11 @@ def test_the_page_names_the_code_in_eight_steps() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_on_the_page_exists(name: str) -> None:
     assert pkgutil.resolve_name(f"preble.{name}") is not None
+
+
+def test_the_page_has_the_table_of_states() -> None:
+    rows = re.findall(r"^\| `([A-Z]+)` \| `([A-Z]+)` \| (.+) \|$", LIFE, re.MULTILINE)
+    assert rows == [(state.name, after.name, when) for state, steps in NEXT.items() for after, when in steps.items()]
 
 
 @pytest.mark.parametrize("of", [Serving, Placed])

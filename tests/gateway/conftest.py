@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -8,9 +8,39 @@ import aiohttp
 import pytest
 
 from gateway.fakes import FakeReplica
+from preble.gateway.requests.attempt import Attempt
+from preble.gateway.requests.json_requests import JsonRequest
+from preble.gateway.requests.states import NEXT, AttemptState, RequestState, State
 from preble.gateway.server import Gateway
 from support.gateways import idle, quick_gateway
 from support.waiting import eventually
+
+Steps = list[tuple[State, State]]
+
+
+class CheckedState:
+    """Stands for the attribute `state`, and notes each step. `first`: the state at first."""
+
+    def __init__(self, first: State, steps: Steps) -> None:
+        self._first = first
+        self._steps = steps
+
+    def __get__(self, one: Any, kind: type) -> State:
+        return one.__dict__.get("state", self._first)
+
+    def __set__(self, one: Any, after: State) -> None:
+        self._steps.append((self.__get__(one, type(one)), after))
+        one.__dict__["state"] = after
+
+
+@pytest.fixture(autouse=True)
+def steps_taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    """The steps that requests take, all of which must be drawn."""
+    steps: Steps = []
+    monkeypatch.setattr(JsonRequest, "state", CheckedState(RequestState.READING, steps))
+    monkeypatch.setattr(Attempt, "state", CheckedState(AttemptState.SENT, steps))
+    yield steps
+    assert [f"{state} to {after}" for state, after in steps if after not in NEXT[state]] == []
 
 
 class Served:

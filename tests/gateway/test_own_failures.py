@@ -47,7 +47,7 @@ async def test_a_failure_of_the_gateway_itself_is_a_500_without_a_traceback(
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
 @pytest.mark.parametrize(
-    ("broken", "method"), [(KeyRing, "caller"), (LimitedBody, "add"), (LimitedBody, "whole"), (JsonRequest, "begin")]
+    ("broken", "method"), [(KeyRing, "caller"), (LimitedBody, "add"), (LimitedBody, "whole"), (JsonRequest, "_prepare")]
 )
 async def test_a_failure_while_a_request_is_taken_is_a_500_in_the_form_of_its_endpoint(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, broken: type, method: str

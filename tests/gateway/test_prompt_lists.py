@@ -17,7 +17,7 @@ from preble.gateway.http import bodies
 from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.requests import prompt_list
 from preble.gateway.requests.attempt import Attempt
-from preble.gateway.requests.placed_client import PlacedClient
+from preble.gateway.requests.json_requests import JsonRequest
 from preble.gateway.requests.prompt_list import _merged
 from preble.gateway.requests.relay import Relay, RelayOwner
 from preble.serving import ParsedRequest
@@ -128,7 +128,7 @@ async def test_an_answer_that_comes_as_another_prompt_fails_meets_nobody_who_wai
 
 def test_what_a_replica_streams_when_the_client_has_just_gone_goes_nowhere() -> None:
     client = Leaving()
-    merged = prompt_list._MergedStream(cast(PlacedClient, client), "cmpl-1")
+    merged = prompt_list._MergedStream(cast(JsonRequest, client), "cmpl-1")
     merged.write({"choices": [{"index": 0}]})
     client.leave()
     merged.write({"choices": [{"index": 0}]})

@@ -13,6 +13,7 @@ from preble.config import GatewayConfig
 from preble.errors import PrebleError
 from preble.gateway.http.access import NOBODY, UNAUTHORIZED, Browsers, KeyRing
 from preble.gateway.http.bodies import BodyMemoryBudget
+from preble.gateway.http.headers import PassedHeaders
 from preble.gateway.http.page_client import CLIENT_GONE, PageClient
 from preble.gateway.http.passed_on import PassedOn
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING, not_allowed
@@ -20,8 +21,7 @@ from preble.gateway.pages.debug import DEBUG
 from preble.gateway.pages.models import MODELS
 from preble.gateway.pages.status import METRICS
 from preble.gateway.pages.table import Pages
-from preble.gateway.requests.json_requests import JsonRequests
-from preble.gateway.requests.placed_client import IntakeSettings, PlacedClient
+from preble.gateway.requests.json_requests import IntakeSettings, JsonRequest
 from preble.gateway.requests.stored import STORED, answer_stored
 from preble.gateway.requests.uploads import Uploads
 from preble.prompts.endpoints import (
@@ -72,10 +72,16 @@ class App:
         self.keys = keys
         self._metrics_need_key = config.auth.metrics_need_key
         self._uploads = Uploads(self._serving, config)
-        begin = JsonRequests(self._serving, config).begin
         self._browsers = Browsers(config, has_keys=keys.has_keys)
         self._intake = IntakeSettings(
-            begin, keys, config.limits, config.timeouts.body_s, self.bodies, self, self._browsers
+            self._serving,
+            keys,
+            config.limits,
+            config.timeouts,
+            PassedHeaders(config.auth),
+            self.bodies,
+            self,
+            self._browsers,
         )
 
     def drain(self, *, leaves: bool = False) -> None:
@@ -95,7 +101,7 @@ class App:
             return AwaitedRequest(connection, head, self._handle)
         if path not in ENDPOINTS and (path.startswith(STORED) or self.pages.name_of(path) is not None):
             return AwaitedRequest(connection, head, self._handle)
-        return PlacedClient(self._intake, endpoint, connection, head)
+        return JsonRequest(self._intake, endpoint, connection, head)
 
     async def answer_passed_on(self, request: PageRequest) -> PageAnswer:
         """Return the answer to a request that another process has passed on."""

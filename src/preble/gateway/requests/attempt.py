@@ -9,6 +9,7 @@ from typing import Protocol
 from preble.core.types.life import FIRST_TOKEN, Lost, Progress
 from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtocolError, EngineTimeout
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
+from preble.gateway.requests.states import ENDS, AttemptState
 from preble.prompts.endpoints import Endpoint, HeaderList, StreamMeter, read_retry_after
 from preble.serving import Placed
 from preble.web.client.pool import Ongoing
@@ -35,14 +36,13 @@ class Attempt:
     """One placement, carried to its replica and back by callbacks: it is the `Receiver` of the answer.
 
     When it is over, `status` and `headers` are the answer's, and `flaw` says what was wrong with a stream that
-    went to the sink. Other answers are whole, in `body`, and their usage is reported. `has_begun`: whether the sink has
-    got anything; then the request cannot move. `answer_id`: of an answer that replicas store.
+    went to the sink. Other answers are whole, in `body`, and their usage is reported. `answer_id`: of an answer that
+    replicas store.
     """
 
+    state = AttemptState.SENT
     status = 0
     body = b""
-    is_stream = False
-    has_begun = False
     answer_id: str | None = None
     flaw: EngineProtocolError | None = None
     _meter: StreamMeter | None = None
@@ -53,7 +53,6 @@ class Attempt:
     heard_at: float | None = None
     _late_at = 0.0
     _is_paused = False
-    _is_over = False
 
     def __init__(
         self,
@@ -93,7 +92,7 @@ class Attempt:
 
     def abort(self) -> None:
         """Leave the replica, which stops its work, because nobody wants the answer. The owner does not hear of it."""
-        if not self._is_over:
+        if self.state not in ENDS:
             self._owner = None
             self._end(asyncio.CancelledError())
 
@@ -107,9 +106,11 @@ class Attempt:
             return
         self.status, self.headers = status, headers
         streams = self._sink is not None and status < 300
-        self.is_stream = streams and (self._is_events() or not self._endpoint.by_load)
-        if self.is_stream:
+        if streams and (self._is_events() or not self._endpoint.by_load):
+            self.state = AttemptState.HELD
             self._meter = self._endpoint.meter()
+        else:
+            self.state = AttemptState.WHOLE
 
     def received(self, data: bytes) -> None:
         self.heard_at = now = self._loop.time()
@@ -117,7 +118,7 @@ class Attempt:
         try:
             if self._meter is None:
                 self._take(data)
-            elif self.has_begun:
+            elif self.state is AttemptState.STREAMS:
                 if self._gaps is not None:
                     if self._last_at is not None:
                         self._gaps(now - self._last_at)
@@ -148,7 +149,7 @@ class Attempt:
             self._report_usage()
             self.answer_id = self._endpoint.id_of(self.body)
         else:
-            if not self.has_begun:
+            if self.state is AttemptState.HELD:
                 self._begin(self._meter)
             self.flaw = self._meter.flaw()
 
@@ -175,7 +176,7 @@ class Attempt:
         held = b"".join(self._pieces)
         self._pieces.clear()
         self.answer_id = self._endpoint.id_of(held)
-        self.has_begun = True
+        self.state = AttemptState.STREAMS
         self._last_at = self.heard_at
         if self._owner is not None and self._sink is not None:
             self._owner.begun(self)
@@ -242,9 +243,11 @@ class Attempt:
 
     def _end(self, error: BaseException | None) -> None:
         """Leave the replica, which stops work that is not done; end the placement; report to the owner. Once."""
-        if self._is_over:
+        if self.state in ENDS:
             return
-        self._is_over = True
+        unbegun = AttemptState.ANSWERED if error is None else AttemptState.UNANSWERED
+        has_begun = self.state is AttemptState.STREAMS
+        self.state = AttemptState.STREAMED if has_begun else unbegun
         self._under_way.discard(self)
         owner, self._owner = self._owner, None
         try:
@@ -263,7 +266,7 @@ class Attempt:
             owner.over(self, error if isinstance(error, Exception) else None)
 
     def _end_placement(self, error: BaseException | None) -> None:
-        if self._meter is not None and self.has_begun and not self._endpoint.by_load:
+        if self._meter is not None and self.state is AttemptState.STREAMED and not self._endpoint.by_load:
             self.placed.report(Progress(*self._meter.tokens()))
         if self.status < 300:
             self.placed.end(error)

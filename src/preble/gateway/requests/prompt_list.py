@@ -13,7 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 from msgspec import Raw
@@ -23,11 +23,13 @@ from preble.errors import EngineProtocolError, EngineRefused
 from preble.gateway.http.events import DONE, EVENT_STREAM, EventSplitter, event
 from preble.gateway.http.headers import placement_headers
 from preble.gateway.requests.attempt import Attempt, Sink
-from preble.gateway.requests.placed_client import PlacedClient
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import reply_refusal
 from preble.prompts.endpoints import JSON_TYPE, Prompt, PromptTokensDetails, Usage
 from preble.serving import ParsedRequest
+
+if TYPE_CHECKING:
+    from preble.gateway.requests.json_requests import JsonRequest
 
 Relays = Callable[[int, bytes], Awaitable[Relay]]
 """Makes the relay of prompt `index`, given the body for its replica."""
@@ -110,7 +112,7 @@ def _encoded_size(prompt: Prompt) -> int:
     return 6 * len(prompt) if isinstance(prompt, str) else 11 * len(prompt) // TOKEN_BYTES
 
 
-async def answer_prompt_list(client: PlacedClient, parsed: ParsedRequest, relays: Relays, *, at_once: int) -> None:
+async def answer_prompt_list(client: JsonRequest, parsed: ParsedRequest, relays: Relays, *, at_once: int) -> None:
     """Answer a completion that has several prompts, `at_once` of them at work. Raises: PrebleError."""
     prompts = _Prompts(parsed, relays, at_once)
     client.memory.grow(prompts.num_bytes)
@@ -132,7 +134,7 @@ async def answer_prompt_list(client: PlacedClient, parsed: ParsedRequest, relays
 # whole answers
 
 
-async def _answer_whole(client: PlacedClient, parsed: ParsedRequest, prompts: _Prompts) -> None:
+async def _answer_whole(client: JsonRequest, parsed: ParsedRequest, prompts: _Prompts) -> None:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(prompts.carry(i, None)) for i in range(parsed.num_prompts)]
     attempts = [task.result() for task in tasks]
@@ -211,7 +213,7 @@ class _Total:
 # streamed answers
 
 
-async def _answer_stream(client: PlacedClient, parsed: ParsedRequest, prompts: _Prompts) -> None:
+async def _answer_stream(client: JsonRequest, parsed: ParsedRequest, prompts: _Prompts) -> None:
     merged = _MergedStream(client, f"cmpl-{parsed.request_id}")
     async with asyncio.TaskGroup() as group:
         for i in range(parsed.num_prompts):
@@ -252,7 +254,7 @@ def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:
 class _MergedStream:
     """The events of all prompts as one stream, with the sum of the usages once at its end."""
 
-    def __init__(self, client: PlacedClient, stream_id: str) -> None:
+    def __init__(self, client: JsonRequest, stream_id: str) -> None:
         self._client = client
         self._id = stream_id
         self._total = _Total()

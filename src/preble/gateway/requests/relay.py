@@ -18,6 +18,7 @@ from preble.errors import (
 )
 from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
+from preble.gateway.requests.states import AttemptState
 from preble.prompts.endpoints.bodies import with_field
 from preble.serving import (
     NOT_NOW,
@@ -200,7 +201,7 @@ class Relay:
             span.answered(attempt.status, attempt.placed.progress.output_tokens, error)
 
     def _may_move(self, attempt: Attempt, error: Exception | None) -> bool:
-        if attempt.has_begun or not (error is None or isinstance(error, EngineError)):
+        if attempt.state is AttemptState.STREAMED or not (error is None or isinstance(error, EngineError)):
             return False
         if isinstance(error, EngineRefused) or (error is None and attempt.status in NOT_NOW):
             return True

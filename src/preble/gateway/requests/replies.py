@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from msgspec import Raw
 
@@ -9,14 +11,16 @@ from preble.engines import AwaitedAnswer
 from preble.gateway.http.headers import answer_headers, passed_back
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.requests.attempt import Attempt
-from preble.gateway.requests.placed_client import PlacedClient
 from preble.prompts.endpoints import JSON_TYPE, ErrorForm, HeaderList, in_style
+
+if TYPE_CHECKING:
+    from preble.gateway.requests.json_requests import JsonRequest
 
 _OF_THE_BODY = (b"content-type", b"content-encoding")
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 
 
-def reply_refusal(client: PlacedClient, attempt: Attempt) -> None:
+def reply_refusal(client: JsonRequest, attempt: Attempt) -> None:
     """Answer with a replica's error: unchanged if it is JSON. Other bodies, as proxies send them, are replaced.
 
     So are redirects: where they lead is no gateway.
