@@ -11,25 +11,18 @@ from preble.errors import AnswerTooLarge, EngineError, EngineGone, EngineProtoco
 from preble.gateway.http.events import EVENT_STREAM, looks_like_events
 from preble.gateway.requests.states import ENDS, AttemptState
 from preble.prompts.endpoints import Endpoint, HeaderList, StreamMeter, read_retry_after
-from preble.serving import Placed
+from preble.serving import Placed, ReplicaSpan
 from preble.web.client.pool import Ongoing
 
 
 class Sink(Protocol):
     """Takes a stream of events. A PrebleError that it raises ends the attempt."""
 
+    def begin_stream(self, attempt: Attempt) -> None:
+        """The stream begins: from now on the request cannot move. Called at most once, before `write`."""
+
     def write(self, data: bytes) -> None:
         """Take whole events or parts of them. `data`: not empty."""
-
-
-class AttemptOwner(Protocol):
-    """Hears of one attempt: `begun` at most once, if its stream goes to the sink, then `over` once."""
-
-    def begun(self, attempt: Attempt) -> None:
-        """The stream begins. Raises: PrebleError: it must end."""
-
-    def over(self, attempt: Attempt, error: Exception | None) -> None:
-        """The answer is complete, or there is none, and the placement has ended."""
 
 
 class Attempt:
@@ -59,28 +52,32 @@ class Attempt:
         placed: Placed,
         endpoint: Endpoint,
         max_answer_bytes: int,
-        owner: AttemptOwner,
+        on_over: Callable[[Attempt, Exception | None], None],
         sink: Sink | None,
         under_way: set[Attempt],
         gaps: Callable[[float], None] | None,
+        span: ReplicaSpan | None,
     ) -> None:
-        """`max_answer_bytes`: the most that a whole answer may have. `sink`: of a stream, else None. `under_way`: holds
-        this attempt until it is over. `gaps`: takes each gap between two pieces of a stream, in seconds; None: nobody.
+        """`max_answer_bytes`: the most that a whole answer may have. `on_over`: called once, when the answer is
+        complete or there is none, and the placement has ended. `sink`: of a stream, else None. `under_way`: holds this
+        attempt until it is over. `gaps`: takes each gap between two pieces of a stream, in seconds; None: nobody.
+        `span`: of this attempt, if it is traced; ends with it.
         """
         self.placed = placed
         self.headers: HeaderList = []
         self._endpoint = endpoint
         self._max_answer_bytes = max_answer_bytes
-        self._owner: AttemptOwner | None = owner
+        self._on_over: Callable[[Attempt, Exception | None], None] | None = on_over
         self._sink = sink
         self._under_way = under_way
         self._gaps = gaps
+        self._span = span
         self._loop = asyncio.get_running_loop()
         self._pieces: list[bytes] = []
         self._idle_s = placed.engine.http.timeouts.idle_s
 
     def begin(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """Send the request. The owner hears what becomes of it, perhaps before this returns."""
+        """Send the request. `on_over` may be called before this returns."""
         placed = self.placed
         placed.carried_by(self)
         self._under_way.add(self)
@@ -91,9 +88,9 @@ class Attempt:
             self._end(error)
 
     def abort(self) -> None:
-        """Leave the replica, which stops its work, because nobody wants the answer. The owner does not hear of it."""
+        """Leave the replica, which stops its work, because nobody wants the answer: `on_over` is not called."""
         if self.state not in ENDS:
-            self._owner = None
+            self._on_over = None
             self._end(asyncio.CancelledError())
 
     # what becomes of the request at the replica
@@ -178,8 +175,10 @@ class Attempt:
         self.answer_id = self._endpoint.id_of(held)
         self.state = AttemptState.STREAMS
         self._last_at = self.heard_at
-        if self._owner is not None and self._sink is not None:
-            self._owner.begun(self)
+        if self._span is not None:
+            self._span.first_token()
+        if self._sink is not None:
+            self._sink.begin_stream(self)
             self._sink.write(held)
 
     def _take(self, data: bytes) -> None:
@@ -242,14 +241,14 @@ class Attempt:
             self._loop.call_soon(self._end, error)  # not now: who tells us is in the middle of taking it out
 
     def _end(self, error: BaseException | None) -> None:
-        """Leave the replica, which stops work that is not done; end the placement; report to the owner. Once."""
+        """Leave the replica, which stops work that is not done; end the placement, and report that. Once."""
         if self.state in ENDS:
             return
         unbegun = AttemptState.ANSWERED if error is None else AttemptState.UNANSWERED
         has_begun = self.state is AttemptState.STREAMS
         self.state = AttemptState.STREAMED if has_begun else unbegun
         self._under_way.discard(self)
-        owner, self._owner = self._owner, None
+        on_over, self._on_over = self._on_over, None
         try:
             try:
                 if self._ongoing is not None:
@@ -257,13 +256,15 @@ class Attempt:
             finally:
                 self._end_placement(self.flaw if error is None else error)
         except Exception as failure:
-            if owner is None:
+            if on_over is None:
                 raise
-            error = failure  # the owner must hear of the end whatever happens
+            error = failure  # the relay must hear of the end whatever happens
         finally:
             self._sink = self._ongoing = None
-        if owner is not None:
-            owner.over(self, error if isinstance(error, Exception) else None)
+            if self._span is not None:
+                self._span.answered(self.status, self.placed.progress.output_tokens, error)
+        if on_over is not None:
+            on_over(self, error if isinstance(error, Exception) else None)
 
     def _end_placement(self, error: BaseException | None) -> None:
         if self._meter is not None and self.state is AttemptState.STREAMED and not self._endpoint.by_load:

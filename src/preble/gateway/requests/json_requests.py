@@ -191,7 +191,7 @@ class JsonRequest(Answering):
 
     # CARRIED, STREAMING: what becomes of the only prompt
 
-    def begun(self, attempt: Attempt) -> None:
+    def begin_stream(self, attempt: Attempt) -> None:
         self.begin(attempt.status, answer_headers(attempt.headers, attempt.placed.placement))
         self.pause_if_full()  # of answers before this one, which it has not read
 

@@ -93,9 +93,6 @@ class _Waiting:
     def __init__(self) -> None:
         self.attempt: asyncio.Future[Attempt] = asyncio.get_running_loop().create_future()
 
-    def begun(self, attempt: Attempt) -> None:
-        """The first event of any prompt begins the answer."""
-
     def carried(self, attempt: Attempt) -> None:
         if not self.attempt.done():
             self.attempt.set_result(attempt)
@@ -236,6 +233,9 @@ class _Part:
         self._merged = merged
         self._offset = offset
         self._splitter = EventSplitter()
+
+    def begin_stream(self, attempt: Attempt) -> None:
+        """The first event of any prompt begins the answer."""
 
     def write(self, data: bytes) -> None:
         for one in self._splitter.feed(data):

@@ -26,7 +26,6 @@ from preble.serving import (
     LiveReplica,
     ParsedRequest,
     Placed,
-    ReplicaSpan,
 )
 
 
@@ -69,10 +68,7 @@ _MOVES_AFTER_FAILURES = 1
 
 
 class RelayOwner(Protocol):
-    """Hears of one relay: `begun` at most once, then `carried` or `not_carried` once."""
-
-    def begun(self, attempt: Attempt) -> None:
-        """The stream begins, and goes to the sink. Raises: PrebleError: it must end."""
+    """Hears of one relay: `carried` or `not_carried`, once."""
 
     def carried(self, attempt: Attempt) -> None:
         """This attempt got an answer, which is complete."""
@@ -117,7 +113,6 @@ class Relay:
         self._owner: RelayOwner
         self._sink: Sink | None = None
         self._attempt: Attempt | None = None
-        self._span: ReplicaSpan | None = None
         self._moving: asyncio.Task[None] | None = None
         self._num_failures = 0
 
@@ -148,19 +143,27 @@ class Relay:
             self._moving.cancel()
         if self._attempt is not None:
             self._attempt.abort()
-            self._end_span(self._attempt, asyncio.CancelledError())
 
     def _send(self, placed: Placed) -> None:
         parsed, headers = self._parsed, self._headers
         try:
             gaps = None if self._sink is None else self._serving.gaps(parsed)
-            attempt = Attempt(placed, parsed.endpoint, self._max_answer_bytes, self, self._sink, self._under_way, gaps)
-            if parsed.trace is not None:
-                self._span = parsed.trace.sent(placed.placement)
-                headers = {**headers, **self._span.headers}
+            span = None if parsed.trace is None else parsed.trace.sent(placed.placement)
+            if span is not None:
+                headers = {**headers, **span.headers}
             body = self._body if self._with_ids is None else self._body_at(placed, self._with_ids)
             if (priority := self._serving.priority(parsed, placed)) is not None:
                 body = with_field(body, "priority", priority)
+            attempt = Attempt(
+                placed,
+                parsed.endpoint,
+                self._max_answer_bytes,
+                self._over,
+                self._sink,
+                self._under_way,
+                gaps,
+                span,
+            )
         except Exception as error:
             placed.end(error)  # no attempt has begun that would end it
             raise
@@ -175,15 +178,8 @@ class Relay:
 
     # what becomes of an attempt
 
-    def begun(self, attempt: Attempt) -> None:
-        if self._span is not None:
-            self._span.first_token()
-        self._owner.begun(attempt)
-
-    def over(self, attempt: Attempt, error: Exception | None) -> None:
+    def _over(self, attempt: Attempt, error: Exception | None) -> None:
         self._attempt = None
-        if self._span is not None:
-            self._end_span(attempt, error)
         if error is None and attempt.status < 500 and attempt.status not in NOT_NOW:
             if attempt.answer_id is not None:
                 replica_id = attempt.placed.placement.replica_id
@@ -194,11 +190,6 @@ class Relay:
             self._moving = waiting or self._moving  # it may have moved once more by now
         else:
             self._give_up(attempt, error)
-
-    def _end_span(self, attempt: Attempt, error: BaseException | None) -> None:
-        span, self._span = self._span, None
-        if span is not None:
-            span.answered(attempt.status, attempt.placed.progress.output_tokens, error)
 
     def _may_move(self, attempt: Attempt, error: Exception | None) -> bool:
         if attempt.state is AttemptState.STREAMED or not (error is None or isinstance(error, EngineError)):
