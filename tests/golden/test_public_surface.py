@@ -67,8 +67,8 @@ def surface() -> Iterator[str]:
     yield from (f"policy {name}" for name in preble.policy_names())
     yield from (f"profile {name}" for name in preble.profile_names())
     yield from (f"workload {name}" for name in preble.workload_names())
-    for title, module, version in (("trace", trace, trace.VERSION), ("decision log", lines, lines.VERSION)):
-        yield from of_format(f"{title} {version}", vars(module)["_Line"])
+    yield from of_format(f"trace {trace.VERSION}", trace._TaggedLine)
+    yield from of_format(f"decision log {lines.VERSION}", lines._LogLine)
     yield from (f"log event {name}" for name in events())
 
 
