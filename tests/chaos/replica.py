@@ -16,14 +16,14 @@ from typing import Any
 from preble.core.types import BlocksEvicted, BlocksStored, ReplicaId, pack_tokens
 from preble.emulator import EmulatorConfig, run, server
 from preble.emulator.app import EmulatorApp
-from preble.emulator.web import Exchange
+from preble.emulator.web import EmulatorRequest
 
 PROFILE = "tiny-cpu"
 MODEL = "tiny"
 WELL = "well"
 SLOW_S = 1.0
 BLOCK = 16
-Way = Callable[[Exchange], Coroutine[Any, Any, None]]
+Way = Callable[[EmulatorRequest], Coroutine[Any, Any, None]]
 _CACHED = re.compile(rb'"cached_tokens":\d+')
 
 
@@ -46,7 +46,7 @@ class MoodyApp(EmulatorApp):
             "usage": self._lying_usage,
         }
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: EmulatorRequest) -> None:
         path = exchange.path
         if path == "/way":
             await self._set(exchange)
@@ -57,7 +57,7 @@ class MoodyApp(EmulatorApp):
         else:
             await super().answer(exchange)
 
-    async def _set(self, asked: Exchange) -> None:
+    async def _set(self, asked: EmulatorRequest) -> None:
         self._way = (await asked.read()).decode()
         if self._way == WELL:
             self._is_well.set()
@@ -80,29 +80,29 @@ class MoodyApp(EmulatorApp):
                 await publisher.publish([stored, BlocksEvicted(me, (rng.getrandbits(63),))])
             publisher._seq += 3
 
-    async def _fail(self, exchange: Exchange) -> None:
+    async def _fail(self, exchange: EmulatorRequest) -> None:
         await exchange.json({"error": {"message": "CUDA error"}}, 500)
 
-    async def _error_as_answer(self, exchange: Exchange) -> None:
+    async def _error_as_answer(self, exchange: EmulatorRequest) -> None:
         await exchange.json({"error": {"message": "CUDA error"}})
 
-    async def _garbage(self, exchange: Exchange) -> None:
+    async def _garbage(self, exchange: EmulatorRequest) -> None:
         await exchange.whole(b"<html>" + b"x" * 20_000, b"text/html")
 
-    async def _busy(self, exchange: Exchange) -> None:
+    async def _busy(self, exchange: EmulatorRequest) -> None:
         message = b'{"error": {"message": "busy"}}'
         await exchange.whole(message, b"application/json", 429, (b"retry-after", b"1"))
 
-    async def _slow(self, exchange: Exchange) -> None:
+    async def _slow(self, exchange: EmulatorRequest) -> None:
         await asyncio.sleep(SLOW_S)
         await super().answer(exchange)
 
-    async def _silent(self, exchange: Exchange) -> None:
+    async def _silent(self, exchange: EmulatorRequest) -> None:
         """Nothing, until it is well again."""
         await self._is_well.wait()
         await super().answer(exchange)
 
-    async def _cut(self, exchange: Exchange) -> None:
+    async def _cut(self, exchange: EmulatorRequest) -> None:
         """The connection breaks after the first piece of an answer."""
 
         write = exchange.write
@@ -114,7 +114,7 @@ class MoodyApp(EmulatorApp):
         exchange.write = write_once  # type: ignore[method-assign]
         await super().answer(exchange)
 
-    async def _lying_usage(self, exchange: Exchange) -> None:
+    async def _lying_usage(self, exchange: EmulatorRequest) -> None:
         """Streams say that millions of tokens were cached."""
 
         write = exchange.write
