@@ -36,7 +36,7 @@ EVERY = "all"
 SEARCHED, RECORDED = "auto", "recorded"
 
 
-class CommaList(click.ParamType[tuple[Any, ...]]):
+class ListOption(click.ParamType[tuple[Any, ...]]):
     """Values with commas between them, each read by `read`, which raises ValueError for what it cannot read."""
 
     def __init__(self, name: str, read: Callable[[str], Any]) -> None:
@@ -94,7 +94,7 @@ def _rate(text: str) -> float | str | None:
 @click.option(
     "--policy",
     "policies",
-    type=CommaList("names with commas between them", str),
+    type=ListOption("names with commas between them", str),
     multiple=True,
     default=("preble,e2,round_robin,least_load",),
     show_default=True,
@@ -104,7 +104,7 @@ def _rate(text: str) -> float | str | None:
 @click.option(
     "--chunk",
     "chunks",
-    type=CommaList("whole numbers with commas between them", int),
+    type=ListOption("whole numbers with commas between them", int),
     default=(),
     metavar="N,...",
     help="Run every policy with each of these --max-batch-tokens (docs/howto/engine-chunk.md).",
@@ -112,7 +112,7 @@ def _rate(text: str) -> float | str | None:
 @click.option(
     "--rps",
     "rates",
-    type=CommaList(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
+    type=ListOption(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
     multiple=True,
     default=(SEARCHED,),
     show_default=True,
@@ -123,7 +123,7 @@ def _rate(text: str) -> float | str | None:
 @click.option(
     "--load",
     "loads",
-    type=CommaList("numbers with commas between them", float),
+    type=ListOption("numbers with commas between them", float),
     default="0.8",
     show_default=True,
     metavar="X,...",
@@ -132,7 +132,7 @@ def _rate(text: str) -> float | str | None:
 @click.option(
     "--seed",
     "seeds",
-    type=CommaList("whole numbers with commas between them", int),
+    type=ListOption("whole numbers with commas between them", int),
     multiple=True,
     default=("0",),
     show_default=True,

@@ -77,7 +77,7 @@ class KvEventCounters:
     unknown: int = 0
 
 
-class Continuity(Enum):
+class MessageOrder(Enum):
     """How a message follows the ones before it."""
 
     NEXT = auto()
@@ -101,13 +101,13 @@ class Line:
     def is_empty(self) -> bool:
         return not self._payloads
 
-    def judge(self, message: KvMessage) -> Continuity:
+    def judge(self, message: KvMessage) -> MessageOrder:
         if self.last is None or message.seq == self.last + 1:
-            return Continuity.NEXT
+            return MessageOrder.NEXT
         if message.seq > self.last:
-            return Continuity.GAP
+            return MessageOrder.GAP
         same = self._payloads.get(message.seq) == _mark_of(message.payload)
-        return Continuity.DUPLICATE if same else Continuity.OTHER_LIFE
+        return MessageOrder.DUPLICATE if same else MessageOrder.OTHER_LIFE
 
     def accept(self, message: KvMessage) -> None:
         self.last = message.seq
@@ -243,13 +243,13 @@ class KvReplay:
             async for message in messages:
                 await time_slice.over()
                 verdict = intake.line.judge(message)
-                if verdict is Continuity.DUPLICATE:
+                if verdict is MessageOrder.DUPLICATE:
                     in_step = True
                     continue
-                if not in_step or verdict is Continuity.OTHER_LIFE:
+                if not in_step or verdict is MessageOrder.OTHER_LIFE:
                     take([intake.start_over()])
                     return
-                if verdict is Continuity.GAP:
+                if verdict is MessageOrder.GAP:
                     if intake.line.last != self._stuck_at:
                         return
                     take([intake.start_over()])
@@ -397,7 +397,7 @@ class KvEventStream:
         """Return whether there is nothing to do about the message but to apply it: nearly always. Saves time alone."""
         if self._resync or self._closed or not self._intake.is_small(message):
             return False
-        return self._intake.line.judge(message) is Continuity.NEXT
+        return self._intake.line.judge(message) is MessageOrder.NEXT
 
     async def _step(self, subscription: Subscription, message: KvMessage | None, take: Take) -> None:
         """Take one live message after whatever was missed before it; None for a check that nothing was."""
@@ -410,7 +410,7 @@ class KvEventStream:
             take([intake.start_over(is_past=True)])
             intake.line.last = NOTHING_YET
         verdict = intake.line.judge(message) if message else None
-        if verdict not in (Continuity.NEXT, Continuity.DUPLICATE):
+        if verdict not in (MessageOrder.NEXT, MessageOrder.DUPLICATE):
             await self._catch_up(take, trust_silence=True)
         if message is not None:
             take(await self._settle(message))
@@ -418,10 +418,10 @@ class KvEventStream:
     async def _settle(self, message: KvMessage) -> Sequence[KvEvent]:
         """Apply a live message now that everything before it is there that can still be got."""
         verdict = self._intake.line.judge(message)
-        if verdict is Continuity.DUPLICATE:
+        if verdict is MessageOrder.DUPLICATE:
             self._intake.counters.duplicates += 1
             return []
-        forgotten = [] if verdict is Continuity.NEXT else [self._intake.start_over()]
+        forgotten = [] if verdict is MessageOrder.NEXT else [self._intake.start_over()]
         return [*forgotten, *await self._intake.accept(message)]
 
     async def _catch_up(self, take: Take, *, trust_silence: bool) -> None:
