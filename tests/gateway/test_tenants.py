@@ -213,6 +213,41 @@ async def test_what_the_gateway_does_not_act_on_is_passed_on(serve: Serve) -> No
         assert headers.items() <= sent.items()
 
 
+@pytest.mark.parametrize(
+    ("headers", "fields", "session"),
+    [
+        ({"x-session-id": "own", "session-id": "other"}, {"session_id": "body"}, "own"),
+        ({"x-claude-code-session-id": "c"}, {"prompt_cache_key": "k"}, "c"),
+        ({"x-claude-code-session-id": "c", "x-claude-code-agent-id": "a7"}, {}, "c/a7"),
+        ({"x-session-affinity": "sticky", "session-id": "x"}, {}, "sticky"),
+        ({"session-id": "x"}, {}, "x"),
+        ({}, {"session_id": "s", "conversation": "c", "prompt_cache_key": "k"}, "s"),
+        ({}, {"session_id": None, "conversation": {"id": "conv_1", "more": 1}, "prompt_cache_key": "k"}, "conv_1"),
+        ({}, {"prompt_cache_key": "k"}, "k"),
+        ({}, {"prompt_cache_key": "two\r\nx-evil: lines"}, None),
+        ({}, {"session_id": "s" * 257}, None),
+        ({}, {"session_id": 5, "conversation": ["c"]}, None),
+        ({"session-id": "with space"}, {}, None),
+        ({}, {}, None),
+    ],
+)
+async def test_the_first_that_names_a_session_names_it_to_the_replica(
+    serve: Serve, headers: dict[str, str], fields: dict[str, Any], session: str | None
+) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    async with replicas(1) as [one], serve([one]) as gateway:
+        for path, body in (
+            ("/v1/completions", {"model": "tiny", "prompt": "hello"}),
+            ("/v1/chat/completions", chat),
+        ):
+            async with gateway.http.post(path, json=body | fields, headers=headers) as answer:
+                await answer.read()
+            sent = {name.lower(): value for name, value in one.headers[-1].items()}
+            assert sent.get("x-session-id") == session, path
+            assert "x-evil" not in sent
+        assert len(one.headers) == 2
+
+
 async def test_an_escaped_name_hides_no_field() -> None:
     with pytest.raises(RequestError, match="kv_transfer_params"):
         read_chat(b'{"messages": [], "kv\\u005ftransfer_params": {}}', PromptLimits(1, 100))

@@ -83,7 +83,7 @@ async def test_a_request_has_its_spans_below_the_clients_and_the_replica_goes_on
     async with receiver() as collector, way(collector.url) as endpoint:
         traced = TracingConfig(endpoint=endpoint, service="chat")
         async with replicas(2) as fakes, serve(fakes, policy="preble", tracing=traced) as gateway:
-            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
+            headers = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1", "session-id": "s1"}
             body = {"model": "tiny", "prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}}
             async with gateway.http.post("/v1/completions", json=body, headers=headers) as answer:
                 assert answer.status == 200
@@ -95,6 +95,7 @@ async def test_a_request_has_its_spans_below_the_clients_and_the_replica_goes_on
     [request], [replica] = collector.named("POST /v1/completions"), collector.named("replica")
     assert request.parent == PARENT and request.attributes["gen_ai.request.model"] == "tiny"
     assert request.attributes["http.response.status_code"] == 200
+    assert request.attributes["gen_ai.conversation.id"] == "s1"
     for name in ("tokenize", "queue", "place", "replica"):
         [span] = collector.named(name)
         assert span.parent == request.id

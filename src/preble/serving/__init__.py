@@ -15,7 +15,7 @@ from preble.serving.placed import NOT_NOW, Carrier, Placed, ended, share_usage
 from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rows import MemberRow, SourceRow
 from preble.serving.replicas.wanted import UnknownReplica
-from preble.serving.requests import Admission, ParsedRequest
+from preble.serving.requests import SESSION, Admission, ParsedRequest
 from preble.serving.serving import Serving
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE
 from preble.serving.telemetry.tracing import ReplicaSpan, Trace
@@ -23,6 +23,7 @@ from preble.serving.telemetry.tracing import ReplicaSpan, Trace
 __all__ = [
     "METRICS_CONTENT_TYPE",
     "NOT_NOW",
+    "SESSION",
     "Admission",
     "Carrier",
     "FrontEnd",

@@ -82,7 +82,7 @@ class Intake(ABC):
         is_small = len(body) - (0 if begun is None else begun.known) <= _PARSED_AT_ONCE_BYTES
         parsed = parse_request(*given) if is_small else await asyncio.to_thread(parse_request, *given)
         if self.tracing is not None:
-            parsed.trace = self.tracing.begin(endpoint.path, parsed.model, headers, request_id)
+            parsed.trace = self.tracing.begin(endpoint.path, parsed.model, headers, request_id, parsed.session)
         return parsed
 
     def take(

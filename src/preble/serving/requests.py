@@ -16,11 +16,17 @@ from preble.config import LimitsConfig
 from preble.errors import Overloaded, RequestError
 from preble.prompts.endpoints import Endpoint, Fields, Prompt
 from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits, with_field
+from preble.prompts.endpoints.sessions import SESSION_NAME
 from preble.rules.callers import ANYBODY, Caller
 from preble.rules.key_limits import KeyLimits
 from preble.serving.telemetry.tracing import Trace
 from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
 
+SESSION = b"x-session-id"
+"""What vLLM reads a session's name from; it puts the name into its KV events."""
+_AGENT = b"x-claude-code-agent-id"
+_SESSIONS = (SESSION, b"x-claude-code-session-id", b"x-session-affinity", b"session-id")
+"""The headers of clients that name their session; the first of them counts, and all of them before the body."""
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
@@ -64,6 +70,18 @@ class ParsedRequest:
                 self.trace is not None and self.trace.is_recording,
             )
         return self._terms
+
+    @property
+    def session(self) -> str | None:
+        """The session that it is of, as its client names it: a sub-agent of Claude Code has one of its own. None if it
+        names none, or none that is short and printable.
+        """
+        for header in _SESSIONS:
+            if (name := self.headers.get(header)) is not None:
+                if header is _SESSIONS[1] and (agent := self.headers.get(_AGENT)) is not None:
+                    name = name + b"/" + agent
+                return name.decode() if SESSION_NAME.fullmatch(name) else None
+        return self.fields.session
 
     @property
     def path(self) -> str:

@@ -409,3 +409,11 @@ def test_a_form_that_names_no_model_for_long_is_refused(monkeypatch: pytest.Monk
     head.add(bytes(1 << 20))
     with pytest.raises(RequestError, match="first 1 MiB name no model; send the field `model` before the file"):
         head.add(b"x")
+
+
+def test_a_session_is_read_from_completions_chats_and_responses() -> None:
+    bodies = ((COMPLETIONS, {"prompt": "Hi"}), (CHAT, {"messages": [HI]}), (RESPONSES, {"input": "Hi"}))
+    for endpoint, body in bodies:
+        assert read(endpoint, **body, prompt_cache_key="k").session == "k"
+        assert read(endpoint, **body, conversation={"id": "c"}, prompt_cache_key="k").session == "c"
+        assert read(endpoint, **body).session is None

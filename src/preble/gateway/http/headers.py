@@ -8,7 +8,7 @@ from preble.config import AuthConfig
 from preble.core.types import Placement
 from preble.prompts.endpoints import HeaderList
 from preble.rules.callers import Caller
-from preble.serving import ParsedRequest
+from preble.serving import SESSION, ParsedRequest
 
 REPLICA, REASON, MATCHED_TOKENS = b"x-preble-replica", b"x-preble-reason", b"x-preble-matched-tokens"
 PREDICTED_TTFT = b"x-preble-predicted-ttft-ms"
@@ -119,4 +119,6 @@ class PassedHeaders:
             for name, value in parsed.headers.items()
             if name not in self._not_passed and name not in named and not is_not_passed(name)
         }
+        if (session := parsed.session) is not None:
+            headers[SESSION.decode()] = session
         return {"content-type": "application/json"} | headers | {"x-request-id": parsed.request_id}

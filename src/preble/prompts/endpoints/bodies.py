@@ -18,7 +18,8 @@ from msgspec import Meta, Raw, Struct
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.errors import RequestError, prompt_too_long
 from preble.prompts.endpoints.answers import MOST_TOKENS
-from preble.prompts.endpoints.checked import CheckedFields, check_fields
+from preble.prompts.endpoints.checked import check_fields
+from preble.prompts.endpoints.sessions import SessionFields, session_in
 
 _ANY_ID = 2**32
 TokenId = Annotated[int, Meta(ge=0, lt=_ANY_ID)]
@@ -76,7 +77,8 @@ class Fields:
     length. `is_translated`: `chat` was made here, of a body in another form.
     `special_tokens_on_vllm`: vLLM adds special tokens to its rendered text, whatever the template writes. `continues`:
     the id of an earlier response, which one replica has stored. `truncate_prompt_tokens`: only that many of a prompt's
-    last tokens count, None for all. `num_choices`: answers to each of `prompts`, or to the chat.
+    last tokens count, None for all. `num_choices`: answers to each of `prompts`, or to the chat. `session`: as the body
+    names it.
     """
 
     model: str | None = None
@@ -92,6 +94,7 @@ class Fields:
     num_choices: int = 1
     cache_salt: str | None = None
     service_tier: str | None = None
+    session: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
 
@@ -115,7 +118,7 @@ class StreamOptions(Struct):
     include_usage: bool | None = None
 
 
-class CompletionBody(CheckedFields, kw_only=True):
+class CompletionBody(SessionFields, kw_only=True):
     """The fields read from a body for `/v1/completions`."""
 
     prompt: Raw = Raw(b"")
@@ -130,7 +133,7 @@ class CompletionBody(CheckedFields, kw_only=True):
     truncate_prompt_tokens: int | None = None
 
 
-class ChatBody(CheckedFields, kw_only=True):
+class ChatBody(SessionFields, kw_only=True):
     """The fields read from a body for `/v1/chat/completions`. Messages, tools, documents and options of media stay
     encoded."""
 
@@ -203,6 +206,7 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
         num_choices=limits.num_choices((given.n,), len(prompts)),
         cache_salt=given.cache_salt,
         service_tier=given.service_tier,
+        session=session_in(given),
         add_special_tokens=given.add_special_tokens,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
     )
@@ -222,6 +226,7 @@ def read_chat(body: bytes, limits: PromptLimits) -> Fields:
         num_choices=limits.num_choices((given.n,)),
         cache_salt=given.cache_salt,
         service_tier=given.service_tier,
+        session=session_in(given),
         truncate_prompt_tokens=given.truncate_prompt_tokens,
     )
 

@@ -14,11 +14,12 @@ from preble.errors import RequestError
 from preble.prompts.chats.from_responses import chat_of_response
 from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
 from preble.prompts.endpoints.bodies import Fields, PromptLimits, decoded, positive
-from preble.prompts.endpoints.checked import CheckedFields, check_fields
+from preble.prompts.endpoints.checked import check_fields
 from preble.prompts.endpoints.events import EventForm, usage_object
+from preble.prompts.endpoints.sessions import SessionFields, session_in
 
 
-class ResponsesBody(CheckedFields, kw_only=True):
+class ResponsesBody(SessionFields, kw_only=True):
     """The fields read from a body for `/v1/responses`."""
 
     input: str | list[Raw] = ""
@@ -49,6 +50,7 @@ def read_response(body: bytes, limits: PromptLimits) -> Fields:
         max_output_tokens=positive(given.max_output_tokens),
         cache_salt=given.cache_salt,
         service_tier=given.service_tier,
+        session=session_in(given),
     )
 
 

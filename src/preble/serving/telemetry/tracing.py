@@ -53,10 +53,17 @@ class Tracing:
         self._tracer = self._provider.get_tracer("preble", __version__)
         self.propagator = TraceContextTextMapPropagator()
 
-    def begin(self, path: str, model: str | None, headers: Mapping[bytes, bytes], request_id: str) -> Trace:
-        """Begin the trace of a request that has arrived. `headers`: the client's, whose `traceparent` is the parent."""
+    def begin(
+        self, path: str, model: str | None, headers: Mapping[bytes, bytes], request_id: str, session: str | None
+    ) -> Trace:
+        """Begin the trace of a request that has arrived. `headers`: the client's, whose `traceparent` is the parent.
+        `session`: None for none.
+        """
         carrier = {name: headers[name.encode()].decode("latin-1") for name in _CONTEXT if name.encode() in headers}
-        return Trace(self, self._start, path, model, self.propagator.extract(carrier), request_id)
+        trace = Trace(self, self._start, path, model, self.propagator.extract(carrier), request_id)
+        if session is not None:
+            trace.of_session(session)
+        return trace
 
     def _start(self, name: str, context: Any, started_ns: int, **more: Any) -> Span:
         return self._tracer.start_span(name, context, start_time=started_ns, **more)
@@ -87,6 +94,10 @@ class Trace:
         if model is not None:
             self._request.set_attribute("gen_ai.request.model", model)
         self._context = set_span_in_context(self._request)
+
+    def of_session(self, session: str) -> None:
+        """The client has named the session that the request is of."""
+        self._request.set_attribute("gen_ai.conversation.id", session)
 
     @property
     def is_recording(self) -> bool:
