@@ -7,6 +7,7 @@ costs nothing. Reference: docs/reference/python.md.
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,12 +24,17 @@ if not TYPE_CHECKING:  # a type checker that sees it takes every name, misspelle
         # `from preble import sim` asks here first: a module of ours must not import all the others.
         if (name.startswith("_") and name != "__all__") or find_spec(f"preble.{name}") is not None:
             raise AttributeError(name)
-        public = import_module("preble.api")
-        if name != "__all__" and name not in public.__all__:
+        public = __dir__()
+        if name != "__all__" and name not in public:
             raise AttributeError(f"preble has no public name {name!r}; see docs/reference/python.md")
-        value = globals()[name] = getattr(public, name)
+        value = globals()[name] = public if name == "__all__" else getattr(import_module("preble.api"), name)
         return value
 
 
 def __dir__() -> list[str]:
-    return list(import_module("preble.api").__all__)
+    api = import_module("preble.api")
+    imported = {
+        name for name, value in vars(api).items() if not (name.startswith("_") or isinstance(value, ModuleType))
+    }
+    of_laboratory = " ".join(api.LABORATORY.values()).split()
+    return sorted({*imported, *of_laboratory, "__version__"} - {"annotations", "LABORATORY"})
