@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
+from preble.core.types.life import FIRST_TOKEN, Alive, Progress
 from preble.errors import RequestError
 from preble.rules.callers import Caller
 from preble.selection.schemas import (
@@ -107,7 +108,7 @@ ROUTES = (
         f"{_ONE}/prefill_complete",
         "The prompt is computed",
         ReservationRow,
-        lambda call: call.service.prefill_complete(call.name),
+        lambda call: call.service.report(call.name, FIRST_TOKEN),
     ),
     Route(
         "POST",
@@ -122,7 +123,7 @@ ROUTES = (
         f"{_ONE}/progress",
         "The answer so far",
         ReservationRow,
-        lambda call: call.service.progress(call.name, call.body),
+        lambda call: call.service.report(call.name, Progress(call.body.output_tokens, call.body.cached_tokens)),
         ProgressRequest,
     ),
     Route(
@@ -130,7 +131,7 @@ ROUTES = (
         f"{_ONE}/renew",
         "A sign of life",
         ReservationRow,
-        lambda call: call.service.renew(call.name, call.body),
+        lambda call: call.service.report(call.name, Alive(call.body.lease_s)),
         RenewRequest,
     ),
     Route(

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from preble.core.types import Placement, ReplicaId
-from preble.core.types.life import FIRST_TOKEN, Alive, Ended, Outcome, Progress, Report
+from preble.core.types.life import Alive, Ended, Outcome, Progress, Report
 from preble.errors import NoReplicaError, prompt_too_long
 from preble.gateway.server import Gateway
 from preble.reservations import Reservation, Reservations, UnknownReservation
@@ -24,9 +24,7 @@ from preble.selection.schemas import (
     DEFAULT,
     EndRequest,
     Overlap,
-    ProgressRequest,
     PromptRequest,
-    RenewRequest,
     ReservationRequest,
     ReservationRow,
     SelectRequest,
@@ -88,7 +86,7 @@ class SelectionService:
                     f"no selection {asked.selection_id[:200]!r} is pending: it is reserved already, or its time is over"
                 )
                 raise UnknownReservation(f"{text}; give worker_id and the prompt to reserve without one")
-            self._report(asked.selection_id, Alive(asked.lease_s or self.reservations.lease_s))
+            self.report(asked.selection_id, Alive(asked.lease_s or self.reservations.lease_s))
         else:
             pinned = Worker(asked.worker_id, asked.dp_rank) if asked.dp_rank is not None else None
             allowed = [asked.worker_id]
@@ -183,38 +181,27 @@ class SelectionService:
         """Return one that is held. Raises: UnknownReservation."""
         return self.row(self.reservations[selection_id])
 
-    def prefill_complete(self, selection_id: str) -> ReservationRow:
-        """Note that the prompt is computed. Raises: UnknownReservation."""
-        return self._report(selection_id, FIRST_TOKEN)
-
     def output_block(self, selection_id: str) -> ReservationRow:
         """Note one more KV block of output. Raises: UnknownReservation."""
         one = self.reservations[selection_id]
         live = self._serving.replicas.get(one.placement.replica_id)
         block_size = live.info.spec.block_size if live is not None else 1
-        return self._report(selection_id, Progress(one.output_tokens + block_size))
-
-    def progress(self, selection_id: str, report: ProgressRequest) -> ReservationRow:
-        """Note how long the answer is so far. Raises: UnknownReservation."""
-        return self._report(selection_id, Progress(report.output_tokens, report.cached_tokens))
-
-    def renew(self, selection_id: str, report: RenewRequest) -> ReservationRow:
-        """Note that the caller lives. Raises: UnknownReservation."""
-        return self._report(selection_id, Alive(report.lease_s))
+        return self.report(selection_id, Progress(one.output_tokens + block_size))
 
     def end(self, selection_id: str, report: EndRequest) -> ReservationRow:
         """Note that the request is over. Raises: UnknownReservation."""
         failure = None if report.error is None else _FAILURES[report.error]
         end = failure or ended(status=report.status, retry_after_s=report.retry_after_s)
         tokens = {"output_tokens": report.output_tokens, "cached_tokens": report.cached_tokens}
-        return self._report(selection_id, replace(end, **tokens))
+        return self.report(selection_id, replace(end, **tokens))
 
     def free(self, selection_id: str) -> ReservationRow:
         """End the request: well if its prompt was computed, else cancelled. Raises: UnknownReservation."""
         is_over_well = self.reservations[selection_id].has_begun
-        return self._report(selection_id, Ended(Outcome.OK if is_over_well else Outcome.ABORTED))
+        return self.report(selection_id, Ended(Outcome.OK if is_over_well else Outcome.ABORTED))
 
-    def _report(self, selection_id: str, fact: Report) -> ReservationRow:
+    def report(self, selection_id: str, fact: Report) -> ReservationRow:
+        """Note what has happened to the request. Raises: UnknownReservation."""
         return self.row(self.reservations.report(selection_id, fact, self._loop.time()))
 
 

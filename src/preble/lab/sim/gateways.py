@@ -12,10 +12,10 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf
 from random import Random
-from typing import Protocol
 
 import msgspec
 
+from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.policies.policy import Policy
 from preble.core.types import (
@@ -37,26 +37,6 @@ from preble.peers.packets import Message
 
 _SEEDS_APART = 1_000_003
 """Gateways break ties differently: with one seed, all would take the same of two equal replicas at once."""
-
-
-class ClusterScheduler(Protocol):
-    """What the simulation needs of a scheduler, or of several."""
-
-    @property
-    def policy(self) -> Policy: ...
-    def place(self, request: Request, now: float) -> Placement: ...
-    def on_first_token(self, request_id: RequestId, now: float) -> None: ...
-    def on_finish(
-        self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
-    ) -> None: ...
-    def on_stored(self, event: BlocksStored, now: float) -> bool: ...
-    def on_evicted(self, event: CacheChange, now: float) -> None: ...
-    def add_replica(self, spec: ReplicaSpec, now: float) -> None: ...
-    def remove_replica(self, replica_id: ReplicaId, now: float) -> list[Request]: ...
-    def next_timer(self) -> float | None: ...
-    def on_timer(self, now: float) -> list[PrefixReplication]: ...
-    def snapshot(self) -> SchedulerState: ...
-    def check(self) -> None: ...
 
 
 def make_cluster_scheduler(config: SimConfig, policy: Policy | None = None) -> ClusterScheduler:
@@ -186,3 +166,7 @@ class Gateways:
     def check(self) -> None:
         for scheduler in self.schedulers:
             scheduler.check()
+
+
+ClusterScheduler = GlobalScheduler | Gateways
+"""What a simulation asks: one scheduler, or several."""
