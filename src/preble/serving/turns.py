@@ -164,7 +164,7 @@ class Turns:
             self._admission.ended(request_id, fact.output_tokens or 0)
             self._call_up()
         elif isinstance(fact, FirstToken):
-            self._admission.begun(request_id)
+            self._admission.first_token(request_id)
             self._call_up()
 
     def _note_replicas(self) -> None:

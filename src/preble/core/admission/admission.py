@@ -156,7 +156,7 @@ class FairAdmission:
     def placed(self, placement: Placement, tenant: str, now: float, *, streams: bool = True) -> None:
         """A request goes to a replica: its turn came, it was moved, or it did not have to wait.
 
-        `streams`: its answer does, so `begun` will be called.
+        `streams`: its answer does, so `first_token` will be called.
         """
         request_id, missed = placement.request_id, placement.num_prompt_tokens - placement.matched_tokens
         if request_id in self._running:
@@ -169,10 +169,10 @@ class FairAdmission:
         self._gate.sent(placement.replica_id, request_id, tenant, prefill_s, now, streams=streams)
         self._running[request_id] = _Running(tenant, placement.replica_id, placement.num_prompt_tokens, decode_s)
 
-    def begun(self, request_id: RequestId) -> None:
-        """The answer of a placed request has begun; further calls change nothing."""
+    def first_token(self, request_id: RequestId) -> None:
+        """The first token of a placed request has come; further calls change nothing."""
         if (running := self._running.get(request_id)) is not None:
-            self._gate.begun(running.replica_id, request_id)
+            self._gate.prefilled(running.replica_id, request_id)
 
     def ended(self, request_id: RequestId, output_tokens: int) -> None:
         """A placed request is over, however it ended. Nothing happens if it is not there."""
@@ -213,5 +213,5 @@ class FairAdmission:
     def _end(self, request_id: RequestId, output_tokens: int) -> None:
         running = self._running.pop(request_id)
         decode_s = self._cost_model.decode_s(output_tokens, running.prompt_tokens)
-        self._gate.begun(running.replica_id, request_id)
+        self._gate.prefilled(running.replica_id, request_id)
         self._queue.end(running.tenant, decode_s - running.charged_decode_s)

@@ -82,7 +82,7 @@ class Gate:
         *,
         streams: bool,
     ) -> None:
-        """A request goes to a replica. `streams`: `begun` will be called; else it counts as begun in its turn."""
+        """A request goes to a replica. `streams`: `prefilled` will be called; else it counts as begun in its turn."""
         replica = self._replicas.get(replica_id)
         if replica is not None:
             replica.pending_s += prefill_s
@@ -90,8 +90,8 @@ class Gate:
             late_at = now + replica.pending_s + _LATE * self.depth_s
             replica.pending[request_id] = _Pending(tenant, prefill_s, late_at, begun_at)
 
-    def begun(self, replica_id: ReplicaId, request_id: RequestId) -> None:
-        """Its answer has begun, or it has ended; further calls change nothing."""
+    def prefilled(self, replica_id: ReplicaId, request_id: RequestId) -> None:
+        """Its prefill is over, or it has ended; further calls change nothing."""
         replica = self._replicas.get(replica_id)
         if replica is not None:
             replica.drop(request_id)

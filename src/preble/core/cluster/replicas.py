@@ -246,7 +246,7 @@ class ReplicaTable:
         self.waiting_prefill_s[replica] = self.waiting_prefill_s[replica] + entry.window_entry.prefill_s
         self.expected_output_tokens[replica] = self.expected_output_tokens[replica] + entry.expected_output_tokens
 
-    def first_token(self, entry: InFlightRequest) -> None:
+    def start_decoding(self, entry: InFlightRequest) -> None:
         replica = entry.replica
         self._end_waiting(entry)
         self.num_decoding[replica] = self.num_decoding[replica] + 1

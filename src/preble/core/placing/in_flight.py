@@ -93,11 +93,11 @@ class InFlightTable:
         """The prompt is computed; further calls change nothing. `seen`: by its first token; else the end implies it."""
         if entry.first_token_at is not None:
             return
-        self._replicas.first_token(entry)
+        self._replicas.start_decoding(entry)
         entry.first_token_at = now
         self._timing.first_token(entry, now, seen=seen)
         if seen:
-            self._running.begun(entry)
+            self._running.follow(entry)
         self._tracker.computed(entry, now)
 
     def finish(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:

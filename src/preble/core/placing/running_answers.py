@@ -40,8 +40,8 @@ class RunningAnswers:
         self._seconds = 0.0
         self._tokens = 0.0
 
-    def begun(self, entry: InFlightRequest) -> None:
-        """The first token of the request was seen."""
+    def follow(self, entry: InFlightRequest) -> None:
+        """Look at this answer from now on: its first token was seen."""
         self._row.append(entry)
 
     def ended(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:

@@ -349,7 +349,7 @@ class Simulation:
             call = self._calls[request_id]
             if call.first_token_s is None:
                 call.first_token_s = now
-                self._tell(replica, partial(self._tell_first_token, request_id), now)
+                self._tell(replica, partial(self._tell_prefilled, request_id), now)
         for finished in result.finished:
             self._finish(replica, finished, now)
         self._place_next(now)
@@ -359,10 +359,10 @@ class Simulation:
             self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))
         self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
 
-    def _tell_first_token(self, request_id: RequestId, now: float) -> None:
+    def _tell_prefilled(self, request_id: RequestId, now: float) -> None:
         self._timed_scheduler.on_first_token(request_id, now)
         if self._admission is not None:
-            self._admission.begun(request_id)
+            self._admission.first_token(request_id)
 
     def _report(self, replica: SimReplica, events: list[KvEvent], now: float) -> None:
         if not replica.is_alive:

@@ -49,7 +49,7 @@ class Driver:
         end = self.now + seconds
         while self.now < end and (running := [r for r in self.placed if r in self.tokens]):
             self.now += self.tokens.pop(running[0]) / 1000
-            self.admission.begun(running[0])
+            self.admission.first_token(running[0])
             self.admission.ended(running[0], 0)
             self.place()
 
@@ -215,7 +215,7 @@ def test_a_replica_that_lets_one_wait_too_long_has_no_room() -> None:
     gate.sent(A, RequestId("x"), "t", 0.01, 0.0, streams=True)
     assert gate.has_room(None, 0.4)
     assert not gate.has_room(None, 0.5)
-    gate.begun(A, RequestId("x"))
+    gate.prefilled(A, RequestId("x"))
     assert gate.has_room(None, 0.5)
 
 
@@ -255,7 +255,7 @@ def test_behind_one_long_request_that_followed_a_short_one_nobody_is_refused() -
     driver.offer("x", 2, tokens=10)
     driver.offer("x", tokens=20_000)
     for driver.now, request in ((0.01, "x0"), (1.5, "x1")):
-        driver.admission.begun(RequestId(request))
+        driver.admission.first_token(RequestId(request))
         driver.place()
     assert driver.placed[-1] == "x2"
     for driver.now in (2.0, 12.0):
@@ -266,10 +266,10 @@ def test_behind_one_long_request_that_followed_a_short_one_nobody_is_refused() -
 def test_while_two_tenants_ask_the_one_that_used_more_has_one_request_at_a_time_inside() -> None:
     driver = Driver(depth_s=1.0)
     driver.offer("y", tokens=1)
-    driver.admission.begun(RequestId("y0"))
+    driver.admission.first_token(RequestId("y0"))
     driver.offer("x", 5)
     assert driver.placed == ["y0", "x1"]
-    driver.admission.begun(RequestId("x1"))
+    driver.admission.first_token(RequestId("x1"))
     driver.place()
     assert driver.placed == ["y0", "x1", "x2"]
     driver.admission.ended(RequestId("y0"), 0)

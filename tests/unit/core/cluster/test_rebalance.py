@@ -61,7 +61,7 @@ def prefix_with_children() -> tuple[Node, list[Node]]:
 
 def queue(made: Rebalancer, node: Node, seconds: Sequence[float], start: float) -> None:
     for i, queueing_s in enumerate(seconds):
-        made.note_first_token(node, queueing_s, start + i, 0b1111)
+        made.note_queueing(node, queueing_s, start + i, 0b1111)
 
 
 def test_shedding_starts_at_the_threshold_and_stops_at_the_calm_ratio() -> None:

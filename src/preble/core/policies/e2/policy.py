@@ -187,10 +187,10 @@ class E2(Watching):
                 return
             if isinstance(event.fact, FirstToken):
                 queueing_s = now - asked.placed_at - asked.prefill_s
-                self._rebalancer.note_first_token(asked.node, queueing_s, now, asked.eligible)
+                self._rebalancer.note_queueing(asked.node, queueing_s, now, asked.eligible)
             elif event.fact.output_tokens:
                 # Of an answer that is not streamed only the end is seen, and it says nothing of queueing.
-                self._rebalancer.note_first_token(asked.node, None, now, asked.eligible)
+                self._rebalancer.note_queueing(asked.node, None, now, asked.eligible)
         elif isinstance(event, ReplicaAdded):
             assert self._cluster is not None
             self._indexes[event.spec.replica_id] = self._cluster.replicas.replica(event.spec.replica_id)

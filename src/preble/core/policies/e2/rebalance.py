@@ -226,7 +226,7 @@ class Rebalancer:
             below = node
         return None
 
-    def note_first_token(self, node: Node, queueing_s: float | None, now: float, eligible: ReplicaSet) -> None:
+    def note_queueing(self, node: Node, queueing_s: float | None, now: float, eligible: ReplicaSet) -> None:
         """A request of the prefix that ends in `node` queued for `queueing_s` before its prompt was computed.
 
         `queueing_s`: None where nobody saw when that was. `eligible`: the replicas that could have got it.
