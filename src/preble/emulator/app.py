@@ -15,17 +15,11 @@ from preble.emulator.events import KvEventPublisher, event_source
 from preble.emulator.generating import Generating, Models
 from preble.emulator.metrics import MetricsPage
 from preble.emulator.placeholders import EmulatedMedia
-from preble.emulator.protocol import (
-    AdapterBody,
-    DetokenizeBody,
-    TokenizeBody,
-    anthropic_error,
-    decode_body,
-    error_body,
-)
+from preble.emulator.protocol import AdapterBody, DetokenizeBody, TokenizeBody, decode_body
 from preble.emulator.tokenizer import EmulatedTokenizer
 from preble.emulator.web import EmulatorRequest
 from preble.errors import RequestError, UnknownModel
+from preble.prompts.endpoints import ErrorForm, ErrorStyle, error_form
 from preble.web.server.answering import RequestHead
 from preble.web.server.awaited import ClientGone
 from preble.web.server.connection import ClientConnection
@@ -93,13 +87,8 @@ class EmulatorApp:
         try:
             await (handler or self._refuse)(exchange)
         except RequestError as error:
-            is_anthropic = path.startswith("/v1/messages")
-            form = (
-                anthropic_error(str(error), error.status)
-                if is_anthropic
-                else error_body(str(error), error.code, error.param)
-            )
-            await exchange.json(form, error.status)
+            style = ErrorStyle.ANTHROPIC if path.startswith("/v1/messages") else ErrorStyle.OPENAI
+            await exchange.fail(error_form(error), style)
         except ClientGone:
             _log.debug("client_gone", path=path)
 
@@ -107,7 +96,7 @@ class EmulatorApp:
         is_known = any(path == exchange.path for _, path in self._routes)
         status, code = (405, "method_not_allowed") if is_known else (404, "not_found")
         said = f"{exchange.method} {exchange.path} is not served by an emulated replica"
-        await exchange.json(error_body(said, code, None), status)
+        await exchange.fail(ErrorForm(status, "invalid_request_error", code, said))
 
     # --- the small endpoints ---
 

@@ -32,7 +32,6 @@ from preble.emulator.protocol import (
     as_rendered,
     decode_body,
     decode_object,
-    error_body,
 )
 from preble.emulator.tokenizer import EmulatedTokenizer
 from preble.emulator.web import EmulatorRequest
@@ -131,7 +130,7 @@ class Generating:
             case "POST", "cancel":
                 raise RequestError("only a response in the background can be cancelled")
             case _:
-                await exchange.json(error_body("there is no such path", "not_found", None), 404)
+                raise _NotStored("there is no such path")
 
     def _earlier(self, name: str) -> tuple[list[Any], Any]:
         if name not in self._stored:

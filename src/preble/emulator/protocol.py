@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from math import inf
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Raw
 
-from preble.core.types import PackedTokens, pack_tokens
+from preble.core.types import PackedTokens
 from preble.errors import RequestError
 from preble.prompts.endpoints import bodies
+from preble.prompts.endpoints.checked import has_value
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
@@ -18,6 +22,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`."""
 DEFAULT_GENERATE_TOKENS = 128
 """SGLang's default for `/generate`."""
+_ANY_NUMBER = bodies.PromptLimits(2**32, inf)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Checked(msgspec.Struct):
@@ -53,7 +59,7 @@ class _GenerationBody(_Checked, kw_only=True):
 
 
 class EmulatedCompletion(_GenerationBody, kw_only=True):
-    prompt: Any
+    prompt: Raw
     echo: bool | None = None
     suffix: str | None = None
     logprobs: int | None = None
@@ -75,16 +81,8 @@ class EmulatedCompletion(_GenerationBody, kw_only=True):
 
     def prompts(self) -> list[str | PackedTokens]:
         """Return each prompt, as text or as packed ids. Raises: RequestError: the field is none of the four forms."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if isinstance(self.prompt, list) and self.prompt:
-            if all(isinstance(item, str) for item in self.prompt):
-                return list(self.prompt)
-            if all(type(item) is int for item in self.prompt):
-                return [packed(self.prompt)]
-            if all(isinstance(item, list) for item in self.prompt):
-                return [packed(item) for item in self.prompt]
-        raise RequestError("prompt must be a text, a list of token ids, or a list of either", param="prompt")
+        found = bodies.decode_prompts(self.prompt, _ANY_NUMBER)
+        return [bodies.decode_text(prompt) if isinstance(prompt, Raw) else prompt for prompt in found]
 
 
 class EmulatedChat(_GenerationBody, kw_only=True):
@@ -126,25 +124,22 @@ class EmulatedGenerate(_Checked, kw_only=True):
     """Of SGLang's `/generate` and vLLM's `/inference/v1/generate`: `text`, `input_ids` or `token_ids`."""
 
     model: str | None = None
-    text: str | list[str] | None = None
-    input_ids: list[Any] | None = None
-    token_ids: list[Any] | None = None
+    text: Raw = Raw(b"")
+    input_ids: Raw = Raw(b"")
+    token_ids: Raw = Raw(b"")
     sampling_params: EmulatedSampling | None = None
     stream: bool | None = None
     stream_options: bodies.StreamOptions | None = None
     cache_salt: str | None = None
 
-    def check(self) -> None:
-        """Raises: RequestError: it has no prompt, or several."""
-        if sum(given is not None for given in (self.text, self.input_ids, self.token_ids)) != 1:
-            raise RequestError("give one of text, input_ids and token_ids", param="text")
-
     def as_completion(self) -> EmulatedCompletion:
-        """Return the same request as a completion."""
+        """Return the same request as a completion. Raises: RequestError: it has no prompt, or several."""
         sampling = self.sampling_params or EmulatedSampling()
-        prompt = next(given for given in (self.text, self.input_ids, self.token_ids) if given is not None)
+        given = [field for field in (self.text, self.input_ids, self.token_ids) if has_value(field)]
+        if len(given) != 1:
+            raise RequestError("give one of text, input_ids and token_ids", param="text")
         return EmulatedCompletion(
-            prompt=prompt,
+            prompt=given[0],
             model=self.model,
             n=sampling.n,
             max_tokens=sampling.max_new_tokens or sampling.max_tokens or DEFAULT_GENERATE_TOKENS,
@@ -155,7 +150,7 @@ class EmulatedGenerate(_Checked, kw_only=True):
 
 
 class EmbeddingBody(_Checked, kw_only=True):
-    input: Any
+    input: Raw
     model: str | None = None
     dimensions: Count | None = None
     encoding_format: str | None = None
@@ -196,8 +191,8 @@ class TokenizeBody(_Checked):
 def as_rendered(chat: EmulatedChat | TokenizeBody) -> bodies.ChatBody:
     """Return a chat as the templates of its model take it, without the messages."""
     return bodies.ChatBody(
-        tools=msgspec.Raw(msgspec.json.encode(chat.tools)),
-        documents=msgspec.Raw(msgspec.json.encode(chat.documents)),
+        tools=Raw(msgspec.json.encode(chat.tools)),
+        documents=Raw(msgspec.json.encode(chat.documents)),
         chat_template_kwargs=chat.chat_template_kwargs,
         reasoning_effort=chat.reasoning_effort,
         add_generation_prompt=chat.add_generation_prompt,
@@ -208,26 +203,22 @@ def as_rendered(chat: EmulatedChat | TokenizeBody) -> bodies.ChatBody:
 BodyType = TypeVar("BodyType", bound=_Checked)
 
 
+@cache
+def _decoder(form: type[BodyType]) -> msgspec.json.Decoder[BodyType]:
+    return msgspec.json.Decoder(form)
+
+
 def decode_body(body: bytes, form: type[BodyType]) -> BodyType:
     """Return a checked body. Raises: RequestError: it is not JSON, of a wrong type, or not emulated."""
-    try:
-        decoded = msgspec.json.decode(body, type=form)
-    except msgspec.ValidationError as error:
-        message = str(error)
-        field = message.partition("`$.")[2].partition("`")[0] or None
-        raise RequestError(f"wrong request body: {message}", param=field) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the request body is not JSON: {error}") from error
-    decoded.check()
-    return decoded
+    given: BodyType = bodies.decoded(_decoder(form), body)
+    given.check()
+    return given
 
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """Return a body's fields. Raises: RequestError: it is no object in JSON."""
-    try:
-        return msgspec.json.decode(body, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the request body is not a JSON object: {error}") from error
+    fields: dict[str, Any] = bodies.decoded(_OBJECT, body)
+    return fields
 
 
 def check_messages(messages: Sequence[dict[str, Any]]) -> None:
@@ -235,27 +226,6 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
     for i, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise RequestError(f"messages[{i}] needs a role", param="messages")
-
-
-def packed(token_ids: list[Any]) -> PackedTokens:
-    """Raises: RequestError: an element is no token id."""
-    if not all(type(token_id) is int for token_id in token_ids):
-        raise RequestError("a list of token ids may hold integers only", param="prompt")
-    try:
-        return pack_tokens(token_ids)
-    except OverflowError as error:
-        raise RequestError("token ids must be from 0 to 2**32 - 1", param="prompt") from error
-
-
-def error_body(message: str, code: str, param: str | None) -> dict[str, Any]:
-    """Return an error in OpenAI's form."""
-    return {"error": {"message": message, "type": "invalid_request_error", "param": param, "code": code}}
-
-
-def anthropic_error(message: str, status: int) -> dict[str, Any]:
-    """Return an error in Anthropic's form."""
-    kind = {404: "not_found_error"}.get(status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from preble.errors import BodyTooLarge
+from preble.prompts.endpoints import ErrorForm, ErrorStyle
 from preble.web.messages import HeaderList
 from preble.web.server.answering import RequestHead
 from preble.web.server.awaited import AwaitedRequest
@@ -61,6 +62,10 @@ class EmulatorRequest(AwaitedRequest):
         """Send a whole answer. `more`: headers."""
         self.reply(status, [*self._named(content_type), *more], body)
         await self.drained()
+
+    async def fail(self, form: ErrorForm, style: ErrorStyle = ErrorStyle.OPENAI) -> None:
+        """Send an error."""
+        await self.whole(form.body(style), b"application/json", form.status)
 
     def _named(self, content_type: bytes) -> HeaderList:
         return [(b"x-preble-emulated", self._profile), (b"content-type", content_type)]
