@@ -25,8 +25,8 @@ def test_the_reference_page_is_what_the_code_says() -> None:
 
 def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit() -> None:
     for knob in knobs(GatewayConfig):
-        assert knob.text and knob.why, knob.key
-        assert knob.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
+        assert knob.about.text and knob.about.why, knob.key
+        assert knob.about.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
 
 
 def test_defaults_need_only_a_replica() -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from preble.config.knobs import about
+from preble.config.knobs import NotNegative, Positive
 from preble.errors import ConfigError
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -18,52 +18,32 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     Give exactly one of `dns`, `srv`, `service`, `pods` and `pool`.
     """
 
-    dns: Annotated[
-        str | None,
-        about("DNS name; each of its addresses is a replica.", why="one of the five is given"),
-    ] = None
-    srv: Annotated[
-        str | None,
-        about("Name of DNS SRV records; each target's addresses are replicas.", why="one of the five is given"),
-    ] = None
-    service: Annotated[
-        str | None,
-        about("Kubernetes service; each endpoint in its EndpointSlices is a replica.", why="one of the five is given"),
-    ] = None
-    pods: Annotated[
-        str | None,
-        about("Kubernetes label selector, such as `app=vllm`; each pod is a replica.", why="one of the five is given"),
-    ] = None
-    pool: Annotated[
-        str | None,
-        about(
-            "Kubernetes InferencePool; each pod that it selects is a replica at each of its target ports.",
-            why="one of the five is given",
-        ),
-    ] = None
-    namespace: Annotated[
-        str | None, about("Namespace of the service, pods or pool.", why="the gateway's own, else `default`")
-    ] = None
-    port: Annotated[
-        Port | str | None,
-        about(
-            "Port of each replica. In Kubernetes also a port's name; without one the first port counts.",
-            why="SRV records have one",
-        ),
-    ] = None
-    scheme: Annotated[Literal["http", "https"], about("How to speak to the replicas.", why="what engines serve")] = (
-        "http"
-    )
-    engine: Annotated[
-        str | None, about("Their program, if it differs from the common `engine`.", why="most fleets are of one kind")
-    ] = None
-    kv_events_port: Annotated[
-        Port | None, about("ZMQ port of each replica's KV events.", why="vLLM reports it itself")
-    ] = None
-    kv_events_replay_port: Annotated[
-        Port | None, about("ZMQ port that replays past KV events.", why="vLLM reports it itself")
-    ] = None
-    kv_events_topic: Annotated[str, about("Topic of their KV events.", why="vLLM's own default")] = ""
+    dns: str | None = None
+    """DNS name; each of its addresses is a replica. Why: one of the five is given."""
+    srv: str | None = None
+    """Name of DNS SRV records; each target's addresses are replicas. Why: one of the five is given."""
+    service: str | None = None
+    """Kubernetes service; each endpoint in its EndpointSlices is a replica. Why: one of the five is given."""
+    pods: str | None = None
+    """Kubernetes label selector, such as `app=vllm`; each pod is a replica. Why: one of the five is given."""
+    pool: str | None = None
+    """Kubernetes InferencePool; each pod that it selects is a replica at each of its target ports. Why: one of the five
+    is given."""
+    namespace: str | None = None
+    """Namespace of the service, pods or pool. Why: the gateway's own, else `default`."""
+    port: Port | str | None = None
+    """Port of each replica. In Kubernetes also a port's name; without one the first port counts. Why: SRV records have
+    one."""
+    scheme: Literal["http", "https"] = "http"
+    """How to speak to the replicas. Why: what engines serve."""
+    engine: str | None = None
+    """Their program, if it differs from the common `engine`. Why: most fleets are of one kind."""
+    kv_events_port: Port | None = None
+    """ZMQ port of each replica's KV events. Why: vLLM reports it itself."""
+    kv_events_replay_port: Port | None = None
+    """ZMQ port that replays past KV events. Why: vLLM reports it itself."""
+    kv_events_topic: str = ""
+    """Topic of their KV events. Why: vLLM's own default."""
 
     @property
     def name(self) -> str:
@@ -80,41 +60,17 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class DiscoveryConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How changes of the fleet are noticed: docs/howto/fleet.md."""
 
-    file_interval_s: Annotated[
-        float,
-        about(
-            "Time between two looks at the configuration and keys files; 0: they are read again only at SIGHUP.",
-            unit="s",
-            why="one small read; works on every file system",
-            ge=0,
-        ),
-    ] = 2.0
-    dns_interval_s: Annotated[
-        float,
-        about(
-            "Longest time between two lookups of a DNS name; sooner if its records say so, but not within 1 s.",
-            unit="s",
-            why="many resolvers cache for as long",
-            gt=0,
-        ),
-    ] = 30.0
-    dns_server: Annotated[
-        str | None,
-        about("DNS server to ask, as ADDRESS or ADDRESS:PORT.", why="the system's (`/etc/resolv.conf`)"),
-    ] = None
-    missing_grace_s: Annotated[
-        float,
-        about(
-            "How long replicas stay whose Kubernetes service or InferencePool was deleted.",
-            unit="s",
-            why="longer than a Helm chart takes to be installed again",
-            ge=0,
-        ),
-    ] = 300.0
-    kubeconfig: Annotated[
-        str | None,
-        about(
-            "File that says where the Kubernetes API is.",
-            why="inside a cluster the pod's service account, else `~/.kube/config`",
-        ),
-    ] = None
+    file_interval_s: NotNegative = 2.0
+    """[s] Time between two looks at the configuration and keys files; 0: they are read again only at SIGHUP. Why: one
+    small read; works on every file system."""
+    dns_interval_s: Positive = 30.0
+    """[s] Longest time between two lookups of a DNS name; sooner if its records say so, but not within 1 s. Why: many
+    resolvers cache for as long."""
+    dns_server: str | None = None
+    """DNS server to ask, as ADDRESS or ADDRESS:PORT. Why: the system's (`/etc/resolv.conf`)."""
+    missing_grace_s: NotNegative = 300.0
+    """[s] How long replicas stay whose Kubernetes service or InferencePool was deleted. Why: longer than a Helm chart
+    takes to be installed again."""
+    kubeconfig: str | None = None
+    """File that says where the Kubernetes API is. Why: inside a cluster the pod's service account, else
+    `~/.kube/config`."""

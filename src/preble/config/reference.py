@@ -12,6 +12,7 @@ import msgspec
 
 from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
 from preble.config.reloading import is_changeable
+from preble.core.policies.registry import policy_names
 
 _HEAD = """\
 # Configuration of the gateway
@@ -84,15 +85,17 @@ def _meaning(section: str) -> str:
 
 def _tables(members: Sequence[Knob]) -> str:
     """Return the table of a section; its expert settings follow in a folded one."""
-    usual = [_row(knob) for knob in members if not knob.is_expert]
-    expert = [_row(knob) for knob in members if knob.is_expert]
+    usual = [_row(knob) for knob in members if not knob.about.is_expert]
+    expert = [_row(knob) for knob in members if knob.about.is_expert]
     shown = "\n".join([_TABLE, *usual, ""]) if usual else ""
     folded = indent("\n".join([_TABLE, *expert, ""]), " " * 4)
     return shown + ("\n" if usual and expert else "") + (f'??? note "Expert settings"\n\n{folded}' if expert else "")
 
 
 def _row(knob: Knob) -> str:
-    return f"| `{knob.key}` | {_shown(knob.default)} | {knob.unit} | {knob.text} | {knob.why} |"
+    about, policies = knob.about, ", ".join(f"`{name}`" for name in policy_names())
+    text = about.text.replace("{policies}", policies)
+    return f"| `{knob.key}` | {_shown(knob.default)} | {about.unit} | {text} | {about.why} |"
 
 
 def _shown(default: Any) -> str:
