@@ -21,7 +21,10 @@ KEPT = ROOT / "benchmarks" / "results" / "made_by.json"
 DECISIONS = tuple(ROOT / "tests" / "golden" / f"simulation.preble{name}.jsonl" for name in ("", ".lengths"))
 """What `preble` decides in two small runs, as tests keep it: two policies that decide alike are one."""
 PAGES = (
-    *(ROOT / "docs" / name for name in ("evaluation.md", "concepts/scale.md", "howto/compare-policies.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("evaluation.md", "concepts/scale.md", "concepts/copies.md", "howto/compare-policies.md")
+    ),
     ROOT / "docs" / "decisions" / "0008-the-policy-preble.md",
     ROOT / "benchmarks" / "EVALUATION.md",
 )

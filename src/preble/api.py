@@ -11,6 +11,7 @@ import types
 import typing
 
 from preble import __version__ as __version__
+from preble.core.cluster.links import PrefixCopy as PrefixCopy
 from preble.core.costs.model import CostModel as CostModel
 from preble.core.costs.model import CostProfile as CostProfile
 from preble.core.costs.refit import CostFactors as CostFactors
@@ -48,6 +49,8 @@ from preble.core.types import ReplicaSpec as ReplicaSpec
 from preble.core.types import Request as Request
 from preble.core.types import RequestId as RequestId
 from preble.core.types import Tier as Tier
+from preble.core.types import Transfer as Transfer
+from preble.core.types import TransferKind as TransferKind
 from preble.core.types import pack_tokens as pack_tokens
 from preble.core.types.events import NotPlaced as NotPlaced
 from preble.core.types.events import PeerForgotten as PeerForgotten
@@ -67,6 +70,8 @@ from preble.core.types.life import Ended as Ended
 from preble.core.types.life import FirstToken as FirstToken
 from preble.core.types.life import Moved as Moved
 from preble.core.types.life import Outcome as Outcome
+from preble.core.types.life import TransferFailed as TransferFailed
+from preble.core.types.life import Transferred as Transferred
 from preble.engines.adapter import Engine as Engine
 from preble.engines.adapter import EngineInfo as EngineInfo
 from preble.engines.launch import Fleet as Fleet

@@ -22,12 +22,12 @@ PUBLIC_NAMES = """
     ClusterView ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Ended Engine
     EngineInfo EventsLost Failure FailureKind FirstToken Fleet GlobalScheduler HotPrefix LaunchOptions Learned
     LearnedLength Moved NoReplicaError NotPlaced Outcome PackedHashes PackedTokens PeerForgotten PeerHeld PeerId
-    PeerPlaced PeerReported Placement Policy PrebleError PrefixReplication PromptPiece PromptTooLong Reason
-    RefitSettings ReplicaAdded ReplicaId ReplicaIndex ReplicaRemoved ReplicaSpec ReplicaState ReplicaView Reported
-    Request RequestId RequestPlaced SchedulerEvent SchedulerListener SchedulerState Segment SimConfig SimResult Stored
-    Tier TimerEvent TrustChanged UnknownRequest Workload WorkloadPlan WorkloadRequest __version__ choose_by
-    compare_policies load_profile make_policy make_workload pack_tokens policy_names profile_names read_trace simulate
-    workload_names write_trace
+    PeerPlaced PeerReported Placement Policy PrebleError PrefixCopy PrefixReplication PromptPiece PromptTooLong
+    Reason RefitSettings ReplicaAdded ReplicaId ReplicaIndex ReplicaRemoved ReplicaSpec ReplicaState ReplicaView
+    Reported Request RequestId RequestPlaced SchedulerEvent SchedulerListener SchedulerState Segment SimConfig
+    SimResult Stored Tier TimerEvent Transfer TransferFailed TransferKind Transferred TrustChanged UnknownRequest
+    Workload WorkloadPlan WorkloadRequest __version__ choose_by compare_policies load_profile make_policy
+    make_workload pack_tokens policy_names profile_names read_trace simulate workload_names write_trace
 """.split()  # noqa: SIM905
 
 

@@ -33,22 +33,32 @@ def simulated_cluster(
     gossip_delay_s: float | None,
     gossip_loss: float,
     gossip_cuts: tuple[str, ...],
+    link_gb_per_s: float | None,
+    transfer_groups: tuple[str, ...],
     **rest: Any,
 ) -> SimConfig:
     """Return the cluster for `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
-    from preble.lab.sim import Cut, Failure, GatewayGroup, SimConfig
-    from preble.profiles import load_profile
+    from preble.errors import ConfigError
+    from preble.lab.sim import Cut, Failure, GatewayGroup, SimConfig, SimLinks
+    from preble.profiles import load_profile, with_kv_size
 
     cuts = tuple(map(Cut.parse, gossip_cuts))
     group = GatewayGroup(gateways=gateways, delay_s=gossip_delay_s, loss=gossip_loss, cuts=cuts)
+    links = None
+    if link_gb_per_s is not None:
+        groups = tuple(tuple(names.split(",")) for names in transfer_groups)
+        links = SimLinks(bytes_per_s=link_gb_per_s * 1e9, groups=groups)
+    elif transfer_groups:
+        raise ConfigError("--transfer-group needs the links' rate: add --link-gb-per-s")
     script = tuple(Failure.parse(text) for text in failures)
     return SimConfig(
-        profile=load_profile(profile),
+        profile=load_profile(profile) if links is None else with_kv_size(load_profile(profile)),
         order=QueueOrder(order),
         failures=script,
         speeds=dict(speeds),
         kv_shares=dict(kv_shares),
         group=group if gateways > 1 else None,
+        links=links,
         **rest,
     )
 
@@ -192,5 +202,17 @@ _OPTIONS = (
         multiple=True,
         metavar="FROM:UNTIL",
         help="Between these seconds no message between gateways arrives. Repeatable.",
+    ),
+    click.option(
+        "--link-gb-per-s",
+        type=POSITIVE_FLOAT,
+        help="Replicas copy KV from each other, at this rate in GB/s.  [default: they cannot]",
+    ),
+    click.option(
+        "--transfer-group",
+        "transfer_groups",
+        multiple=True,
+        metavar="REPLICA,...",
+        help="Only these replicas copy from each other. Repeatable, for further groups.  [default: all of them]",
     ),
 )

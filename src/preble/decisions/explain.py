@@ -132,7 +132,13 @@ def _by_delay(decision: Decision) -> str:
         f"Of the {len(decision.candidates)} replicas {decision.replica} is {who} where it adds the least delay, "
         "to itself and to all others"
     )
-    if decision.reason is Reason.REPLICATE:
+    transfer = decision.transfer
+    if transfer is not None:
+        where += (
+            f"; {transfer.tokens} of the {decision.matched_tokens} cached tokens are copied there from "
+            f"{transfer.source} first, in {transfer.seconds:.3f} s"
+        )
+    elif decision.reason is Reason.REPLICATE:
         where += f", although only {decision.matched_tokens} are cached there: the replica computes its prefix too"
     return f"{_prompt(decision)}. {where}."
 
@@ -180,6 +186,8 @@ def _untrusted(decision: Decision) -> Iterator[str]:
 
 _LOADED_HEAD = f"{'to load':>8} "
 """Of the cached tokens, those in the host's memory or in a store: loading them is part of what there is to compute."""
+_COPIED_HEAD = f"{'to copy':>8} "
+"""Of the cached tokens, those on another replica: waiting for them is part of what there is to compute."""
 _COST_HEAD = f"{'L load':>11} {'M evict':>11} {'P prefill':>11} {'sum':>11}  (ms)"
 _DELAY_HEAD = f"{'to wait':>11} {'to evict':>11} {'to compute':>11} {'sum':>11}  (ms)"
 _OWN_HEAD = f"{'wait':>9} {'prefill':>9}  "
@@ -198,25 +206,27 @@ def _table(decision: Decision) -> Iterator[str]:
     shown = [c for i, c in enumerate(ranked) if i < SHOWN_CANDIDATES or c.replica == decision.replica]
     width = max([len("replica"), *(len(c.replica) for c in shown)])
     head = _SCORE_HEAD if scored else _DELAY_HEAD if decision.policy == LEAST_DELAY else _COST_HEAD
-    loads = any(c.loaded_tokens for c in shown)
-    before = f"{'':8} " * (2 if loads else 1)
+    loads, copies = any(c.loaded_tokens for c in shown), any(c.copied_tokens for c in shown)
+    before = f"{'':8} " * (1 + loads + copies)
+    extra = (_LOADED_HEAD if loads else "") + (_COPIED_HEAD if copies else "")
     own = ""
     if any(c.own_wait_s is not None for c in shown):
         own = _OWN_HEAD
         yield f"    {'':{width}} {before}{_OWN_LINE}"
-    yield f"    {'replica':{width}} {'cached':>8} {_LOADED_HEAD if loads else ''}{own}{head}"
+    yield f"    {'replica':{width}} {'cached':>8} {extra}{own}{head}"
     for candidate in shown:
-        yield _row(candidate, width, loads=loads, chosen=candidate.replica == decision.replica)
+        yield _row(candidate, width, loads=loads, copies=copies, chosen=candidate.replica == decision.replica)
     if len(shown) < len(ranked):
         yield f"    and {len(ranked) - len(shown)} more that cost more"
 
 
-def _row(candidate: CandidateCost, width: int, *, loads: bool, chosen: bool) -> str:
+def _row(candidate: CandidateCost, width: int, *, loads: bool, copies: bool, chosen: bool) -> str:
     costs = (candidate.load_s, candidate.eviction_s, candidate.prefill_s, candidate.cost_s)
     columns = " ".join(f"{1000 * seconds:11.1f}" for seconds in costs)
     if candidate.score is not None:
         columns = f"{candidate.score:14,.6g}"
     loaded = f"{candidate.loaded_tokens:8d} " if loads else ""
+    loaded += f"{candidate.copied_tokens:8d} " if copies else ""
     own = ""
     if candidate.own_wait_s is not None and candidate.own_prefill_s is not None:
         own = f"{1000 * candidate.own_wait_s:9.1f} {1000 * candidate.own_prefill_s:9.1f}  "
@@ -226,6 +236,9 @@ def _row(candidate: CandidateCost, width: int, *, loads: bool, chosen: bool) -> 
 
 
 def _afterwards(decision: Decision) -> Iterator[str]:
+    if decision.transferred_s is not None:
+        how = "had failed" if decision.transfer_failed else "was there"
+        yield f"The copy {how} after {decision.transferred_s:.3f} s."
     if decision.first_token_s is not None:
         predicted_s = decision.predicted_ttft_s
         expected = "" if predicted_s is None else f"; {predicted_s:.3f} s were predicted"

@@ -30,6 +30,7 @@ from preble.core.types import (
     Request,
     RequestId,
     Tier,
+    Transfer,
 )
 from preble.core.types.events import (
     NotPlaced,
@@ -46,7 +47,7 @@ from preble.core.types.events import (
     TimerEvent,
     TrustChanged,
 )
-from preble.core.types.life import Ended, FirstToken, Moved
+from preble.core.types.life import Ended, FirstToken, Moved, TransferFailed, Transferred
 from preble.decisions.names import LogNames, unpack_text
 from preble.decisions.settings import SchedulerSettings
 
@@ -94,13 +95,16 @@ class CandidateRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     loaded_tokens: int = 0
 
 
-class PlacementRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The scheduler's decision."""
+class PlacementRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The scheduler's decision. `copied_tokens`: those of each candidate's matched tokens that it would have copied
+    from another replica; () for none anywhere."""
 
     replica: str
     reason: Reason
     matched_tokens: int
     candidates: tuple[CandidateRow, ...]
+    transfer: Transfer | None = None
+    copied_tokens: tuple[int, ...] = ()
 
 
 class PlaceLine(_Event, frozen=True, tag="place"):
@@ -138,7 +142,7 @@ class ReportLine(_Event, frozen=True, tag="report"):
     """What has happened to a placed request. `peer`: the gateway that placed it, "" for this one."""
 
     id: str
-    fact: Moved | FirstToken | Ended
+    fact: Moved | Transferred | TransferFailed | FirstToken | Ended
     peer: str = ""
 
 
@@ -347,8 +351,16 @@ def candidate_row(candidate: Candidate) -> CandidateRow:
 
 
 def placement_row(placement: Placement) -> PlacementRow:
-    candidates = tuple(map(candidate_row, placement.candidates))
-    return PlacementRow(placement.replica_id, placement.reason, int(placement.matched_tokens), candidates)
+    weighed = placement.candidates
+    copied = tuple(candidate.copied_tokens for candidate in weighed) if placement.transfer is not None else ()
+    return PlacementRow(
+        placement.replica_id,
+        placement.reason,
+        int(placement.matched_tokens),
+        tuple(map(candidate_row, weighed)),
+        placement.transfer,
+        copied if any(copied) else (),
+    )
 
 
 def _place_line(

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from preble.core.types import Candidate, Placement, Reason, RequestId
-from preble.core.types.life import Ended, Fact, FirstToken, Lost, Outcome, Started
+from preble.core.types import Candidate, Placement, Reason, RequestId, Transfer
+from preble.core.types.life import Ended, Fact, FirstToken, Lost, Outcome, Started, TransferFailed, Transferred
 
 CANDIDATES_PER_DECISION = 25
 """Candidates budgeted per decision. With more replicas fewer decisions are kept, so memory is bounded."""
@@ -29,6 +29,8 @@ class CandidateCost(msgspec.Struct, frozen=True):
     loaded_tokens: int = 0
     own_wait_s: float | None = None
     own_prefill_s: float | None = None
+    copied_tokens: int = 0
+    copy_s: float = 0.0
 
     @property
     def cost_s(self) -> float:
@@ -42,6 +44,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     `outcome`: how it ended. `replica_lost`: the replica left the rotation
     while the request ran there. `cached_tokens`: prompt tokens that the replica reported as cached, None if it did not.
     `untrusted`: replicas whose caches did not count. `predicted_ttft_s`: what `first_token_s` was expected to be.
+    `transfer`: what another replica was to send first, None for nothing; `transferred_s`: seconds after which it was
+    there or had failed (`transfer_failed`), None before that.
     """
 
     request_id: str
@@ -54,6 +58,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     candidates: list[CandidateCost]
     untrusted: tuple[str, ...] = ()
     predicted_ttft_s: float | None = None
+    transfer: Transfer | None = None
+    transferred_s: float | None = None
+    transfer_failed: bool = False
     first_token_s: float | None = None
     end_s: float | None = None
     outcome: Outcome | None = None
@@ -68,6 +75,8 @@ class _Record:
 
     placement: Placement
     placed_at: float
+    transferred_at: float | None = None
+    transfer_failed: bool = False
     first_token_at: float | None = None
     end_at: float | None = None
     outcome: Outcome | None = None
@@ -120,6 +129,8 @@ class RecentDecisions:
             return
         elif isinstance(fact, FirstToken):
             record.first_token_at = now
+        elif isinstance(fact, Transferred | TransferFailed):
+            record.transferred_at, record.transfer_failed = now, isinstance(fact, TransferFailed)
         elif isinstance(fact, Lost):
             record.replica_lost = True
         elif isinstance(fact, Ended):
@@ -179,11 +190,16 @@ class RecentDecisions:
                     c.loaded_tokens,
                     c.own_wait_s,
                     c.own_prefill_s,
+                    c.copied_tokens,
+                    c.copy_s,
                 )
                 for c in weighed
             ],
             untrusted=placement.untrusted,
             predicted_ttft_s=placement.predicted_ttft_s,
+            transfer=placement.transfer,
+            transferred_s=_since(record.placed_at, record.transferred_at),
+            transfer_failed=record.transfer_failed,
             first_token_s=_since(record.placed_at, record.first_token_at),
             end_s=_since(record.placed_at, record.end_at),
             outcome=record.outcome,

@@ -27,7 +27,7 @@ from preble.core.types.events import (
     RequestPlaced,
     SchedulerEvent,
 )
-from preble.core.types.life import FIRST_TOKEN, Ended, FirstToken, Moved
+from preble.core.types.life import FIRST_TOKEN, Ended, FirstToken, Moved, TransferFailed, Transferred
 from preble.peers import packets as m
 from preble.peers.packets import Again, Beat, Held, Left, Message, PlacedRequest, Tokens, Unknown
 from preble.peers.prompt_book import DEFAULT_BUDGET_BYTES, PromptBook, PromptName
@@ -120,7 +120,8 @@ class GroupMember:
             case RequestPlaced(request, placement):
                 self._start(request, placement.replica_id, placement.matched_tokens)
             case Reported(request_id, fact):
-                self._report(self._own[request_id], fact)
+                if not isinstance(fact, Transferred | TransferFailed):  # links are each gateway's own
+                    self._report(self._own[request_id], fact)
             case ReplicaAdded(spec):
                 self._replica_added(spec)
             case ReplicaRemoved(replica_id):

@@ -7,15 +7,40 @@ The shipped profiles are data, made by `benchmarks/repro/make_profiles.py`; each
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from preble.core.costs.model import CostProfile
 from preble.errors import ConfigError
+
+_ADDED_LATER = (
+    "request_overhead_s",
+    "host_load_s_per_token",
+    "store_load_s_per_token",
+    "kv_bytes_per_token",
+    "link_bytes_per_s",
+)
+
+_KV_BYTES_PER_TOKEN = MappingProxyType(
+    {
+        "a100-mistral-7b": 131_072,
+        "a100x2-llama-3-70b": 327_680,
+        "a6000-llama-2-7b-vllm": 524_288,
+        "a6000-mistral-7b": 131_072,
+        "h100-llama-3-8b": 131_072,
+        "h100-mistral-7b": 131_072,
+        "h100x2-llama-3-70b": 327_680,
+        "h100x4-llama-3-70b": 327_680,
+        "tiny-cpu": 1_024,
+    }
+)
+"""Of the shipped profiles: layers x KV heads x their size x 2, in 16 bits. Not in their files, so that kept results
+still name the profiles that they were made with."""
 
 _DATA = resources.files(__name__) / "data"
 
@@ -43,15 +68,24 @@ def load_profile(name_or_path: str) -> CostProfile:
     return _decode((_DATA / f"{name_or_path}.json").read_bytes(), name_or_path)
 
 
+def with_kv_size(profile: CostProfile) -> CostProfile:
+    """Return the profile with `kv_bytes_per_token`, where it is a shipped one that lacks it."""
+    if profile.kv_bytes_per_token is not None:
+        return profile
+    return replace(profile, kv_bytes_per_token=_KV_BYTES_PER_TOKEN.get(profile.name))
+
+
 def profile_fields(profile: CostProfile) -> dict[str, Any]:
     """Return the fields to write; a field that was added later only if it is set.
 
     So the files of older profiles, and the keys of results made with them, stay the same.
     """
     table = asdict(profile)
-    for field in ("request_overhead_s", "host_load_s_per_token", "store_load_s_per_token"):
+    for field in _ADDED_LATER:
         if not table[field]:
             del table[field]
+    if "link_bytes_per_s" not in table:
+        del table["link_latency_s"]
     return table
 
 

@@ -22,6 +22,7 @@ from preble.decisions.recent import RecentDecisions
 from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.decisions.writer import LogFile, LogWriter, MiB
+from preble.errors import ConfigError
 from preble.profiles import load_profile
 from preble.serving.learned_file import LearnedFile
 
@@ -69,8 +70,13 @@ def start_scheduling(config: GatewayConfig, scheduler: GlobalScheduler | None = 
 
 
 def build_scheduler(config: GatewayConfig, learned: Learned = NOTHING_LEARNED) -> GlobalScheduler:
-    """Raises: ConfigError: no such policy or profile."""
+    """Raises: ConfigError: no such policy or profile, or the profile has a link between replicas."""
     profile = load_profile(config.profile or DEFAULT_PROFILE)
+    if profile.link_bytes_per_s is not None:
+        raise ConfigError(
+            f"profile {profile.name!r} has link_bytes_per_s, but only simulated replicas copy KV from each other; "
+            "remove link_bytes_per_s from the profile"
+        )
     return make_scheduler(scheduler_settings(config), profile, learned=learned)
 
 

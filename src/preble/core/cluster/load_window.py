@@ -165,6 +165,14 @@ class LoadWindow:
         self._update(replica)
         return True
 
+    def correct(self, entry: WindowEntry, prefill_s: float) -> None:
+        """The prefill of a request takes another time than was expected when it was placed."""
+        replica = entry.replica
+        if replica is not None:
+            self._prefill_s[replica] = max(self._prefill_s[replica] + prefill_s - entry.prefill_s, 0.0)
+            self._update(replica)
+        entry.prefill_s = prefill_s
+
     def requests_per_s(self, now: float, among: Sequence[ReplicaIndex] | None = None) -> float:
         """Return the mean rate of requests placed in the window, on all replicas or `among` some. O(1), or O(among).
 

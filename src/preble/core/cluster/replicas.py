@@ -21,6 +21,25 @@ def longest_prompt(spec: ReplicaSpec) -> float:
     return min(limits, default=inf)
 
 
+class InFlightTransfer:
+    """A transfer to the replica of a request in flight, until its end is reported.
+
+    `leaf`: the last node that is in use on the source for it. `matched_tokens`: leading prompt tokens that are cached
+    once it is there. `missed_tokens`, `prefill_s`: of the prompt, if it fails.
+    """
+
+    __slots__ = ("leaf", "matched_tokens", "missed_tokens", "prefill_s", "source")
+
+    def __init__(
+        self, source: ReplicaIndex, leaf: Node, matched_tokens: int, missed_tokens: int, prefill_s: float
+    ) -> None:
+        self.source = source
+        self.leaf = leaf
+        self.matched_tokens = matched_tokens
+        self.missed_tokens = missed_tokens
+        self.prefill_s = prefill_s
+
+
 class InFlightRequest:
     """One request between `place` and `on_finish`.
 
@@ -28,7 +47,8 @@ class InFlightRequest:
     as expected when it was placed; `expected_output_tokens`: the length of its answer, likewise. `confirmed_tokens`:
     matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
     of them had last been used. `is_assumed`: another gateway has placed it. `has_ended`: it is no longer in flight.
-    `noted_tokens`, `noted_at`: how many output tokens of it `RunningAnswers` has noted, and when.
+    `noted_tokens`, `noted_at`: how many output tokens of it `RunningAnswers` has noted, and when. `transfer`: what is
+    on its way to its replica; `waited_for_transfer`: whether anything was.
 
     What `TimingSamples` notes of it: `number`: requests placed on its replica so far, this one included. `undisturbed`:
     no other prompt was waiting when it was placed. `num_decoding`, `decoding_tokens`: others in decode then, and their
@@ -57,8 +77,10 @@ class InFlightRequest:
         "prefills_s",
         "replica",
         "request",
+        "transfer",
         "ttft_s",
         "undisturbed",
+        "waited_for_transfer",
         "window_entry",
     )
 
@@ -87,6 +109,8 @@ class InFlightRequest:
         self.batch: int | None = None
         self.batch_tokens = 0
         self.prefills_s = 0.0
+        self.transfer: InFlightTransfer | None = None
+        self.waited_for_transfer = False
 
 
 class ReplicaTable:
@@ -245,6 +269,14 @@ class ReplicaTable:
         self.waiting_prefill_tokens[replica] = self.waiting_prefill_tokens[replica] + entry.missed_tokens
         self.waiting_prefill_s[replica] = self.waiting_prefill_s[replica] + entry.window_entry.prefill_s
         self.expected_output_tokens[replica] = self.expected_output_tokens[replica] + entry.expected_output_tokens
+
+    def correct(self, entry: InFlightRequest, missed_tokens: int, prefill_s: float) -> None:
+        """The replica must compute other tokens of a waiting request's prompt than expected, in `prefill_s`."""
+        replica = entry.replica
+        self.waiting_prefill_tokens[replica] += missed_tokens - entry.missed_tokens
+        more_s = prefill_s - entry.window_entry.prefill_s
+        self.waiting_prefill_s[replica] = max(self.waiting_prefill_s[replica] + more_s, 0.0)
+        entry.missed_tokens = missed_tokens
 
     def start_decoding(self, entry: InFlightRequest) -> None:
         replica = entry.replica

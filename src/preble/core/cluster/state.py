@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp
 
+from preble.core.cluster.links import Links
 from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.replicas import ReplicaTable
 from preble.core.cluster.speeds import ReplicaSpeeds
@@ -131,7 +132,8 @@ class ClusterState:
 
     `replicas`: the table, with counts of what is in flight. `index`: the prefix trees and each replica's cache entries.
     `window`: work placed lately. `speeds`: how much slower a replica is than the others. `eviction_costs`: M of each
-    replica. `tiers`: their other places. `learned`: lengths of answers that are known from before.
+    replica. `tiers`: their other places. `links`: over which they send each other KV. `learned`: lengths of answers
+    that are known from before.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float, learned: Learned = NOTHING_LEARNED) -> None:
@@ -143,6 +145,7 @@ class ClusterState:
         self.speeds = ReplicaSpeeds()
         self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}
         self.tiers = Tiers()
+        self.links = Links()
 
     def add_replica(self, spec: ReplicaSpec) -> ReplicaIndex:
         """Add a replica with an empty cache; returns its index."""
@@ -150,6 +153,7 @@ class ClusterState:
         self.index.add_replica(replica, spec.kv_capacity_tokens)
         self.window.add_replica(replica)
         self.speeds.add_replica(replica)
+        self.links.add_replica(replica, spec.transfer_group)
         self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], self.cost_model)
         if spec.store:
             self.place_of(replica, Tier.STORE)
@@ -178,6 +182,7 @@ class ClusterState:
         """Forget a replica on which nothing is in flight any more. O(its cache entries + requests in the window)."""
         self.window.remove_replica(replica)
         self.speeds.remove_replica(replica)
+        self.links.remove_replica(replica, self.replicas.specs[replica].transfer_group)
         self.index.remove_replica(replica)
         for place in self.tiers.remove_replica(replica):
             self.index.remove_replica(place)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
+from math import inf
 from typing import Final
 
 from preble.core.costs.profile import CostProfile
@@ -115,6 +116,18 @@ class CostModel:
         else:
             rate, share = self.profile.store_load_s_per_token, _STORE_LOAD
         return tokens * (self._slopes[-1] * share if rate is None else rate)
+
+    def link_s(self, tokens: int) -> float:
+        """Return seconds for which sending the KV of `tokens` to another replica keeps a link busy; infinity where the
+        profile does not say how fast it is.
+        """
+        kv_bytes, rate = self.profile.kv_bytes_per_token, self.profile.link_bytes_per_s
+        return inf if kv_bytes is None or rate is None else tokens * kv_bytes / rate
+
+    @property
+    def link_latency_s(self) -> float:
+        """Seconds that a transfer takes beside the time on the link."""
+        return self.profile.link_latency_s
 
     def balanced_decode_ratio(self) -> float:
         """Return the share of decoding in a replica's work that keeps both its memory and its compute busy: ImbalR.

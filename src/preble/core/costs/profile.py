@@ -30,6 +30,9 @@ class CostProfile:
     one request is charged this part of an iteration.
     `host_load_s_per_token`, `store_load_s_per_token`: seconds to load the KV of a token from the host's memory, or from
     a store; None for a tenth, or half, of what it takes to compute one.
+    `kv_bytes_per_token`: KV of one token in all layers. `link_bytes_per_s`, `link_latency_s`: how fast one replica
+    sends KV to another, and what a transfer takes beside that. Replicas send each other nothing where one of the first
+    two is None.
     """
 
     name: str
@@ -45,6 +48,9 @@ class CostProfile:
     request_overhead_s: float = 0.0
     host_load_s_per_token: float | None = None
     store_load_s_per_token: float | None = None
+    kv_bytes_per_token: int | None = None
+    link_bytes_per_s: float | None = None
+    link_latency_s: float = 0.005
 
     def __post_init__(self) -> None:
         points = self.prefill_points
@@ -65,8 +71,13 @@ class CostProfile:
             self.request_overhead_s,
             self.host_load_s_per_token or 0.0,
             self.store_load_s_per_token or 0.0,
+            self.link_latency_s,
         )
         if min(coefficients) < 0:
             raise ConfigError(f"profile {self.name!r}: no time may be negative, got {min(coefficients)}")
         if self.kv_capacity_tokens < 1 or self.typical_batch < 1:
             raise ConfigError(f"profile {self.name!r}: kv_capacity_tokens and typical_batch must be at least 1")
+        for name in ("kv_bytes_per_token", "link_bytes_per_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"profile {self.name!r}: {name} must be above 0, got {value}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from preble.core.cluster.replicas import InFlightRequest
+from preble.core.cluster.links import PrefixCopy
+from preble.core.cluster.replicas import InFlightRequest, InFlightTransfer
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.running_answers import RunningAnswers
@@ -59,11 +60,13 @@ class InFlightTable:
         now: float,
         *,
         assumed_tokens: int | None = None,
+        copy: PrefixCopy | None = None,
     ) -> None:
         """The request is placed on `replica`, where `matched` prompt tokens are cached and the rest takes `prefill_s`.
 
         `match`: of the prompt with the trees as they are now. `assumed_tokens`: if another gateway placed the request,
-        the length of its prompt, whose tokens may be unknown here. O(prompt tokens + depth).
+        the length of its prompt, whose tokens may be unknown here. `copy`: after which so much is cached there, None
+        for no copy. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens if assumed_tokens is None else assumed_tokens
         confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)
@@ -73,8 +76,10 @@ class InFlightTable:
         )
         output_tokens = self._cluster.expected_output_tokens(match.path)
         if self._replicas.known_capacity > 0:
-            again = max(match.num_tokens - matched, 0)
-            computed = num_tokens - matched + output_tokens
+            # What is copied evicts as much as what is computed.
+            here = matched if copy is None else matched - copy.tokens
+            again = max(match.num_tokens - here, 0)
+            computed = num_tokens - here + output_tokens
             self._cluster.recomputation.note(computed, again, self._replicas.known_capacity)
         leaf = self._tracker.place(replica, request, match, now)
         window_entry = self._window.add(replica, now, prefill_s, num_tokens, leaf)
@@ -85,14 +90,32 @@ class InFlightTable:
         entry.is_assumed = assumed_tokens is not None
         self.num_assumed += entry.is_assumed
         self._running.look(now)
+        if copy is not None:
+            self._start_copy(entry, copy, now)
         self._timing.placed(entry)
         self._entries[request.request_id] = entry
         self._replicas.start(entry)
+
+    def transferred(self, entry: InFlightRequest) -> None:
+        """What was to be sent to the replica has arrived. Changes nothing where nothing is on its way."""
+        if entry.transfer is not None:
+            entry.confirmed_tokens = max(entry.confirmed_tokens, entry.transfer.matched_tokens)
+            self._end_transfer(entry)
+
+    def transfer_failed(self, entry: InFlightRequest) -> None:
+        """What was to be sent does not arrive: the replica computes it. Changes nothing where nothing is on its way."""
+        transfer = entry.transfer
+        if transfer is None:
+            return
+        self._replicas.correct(entry, transfer.missed_tokens, transfer.prefill_s)
+        self._window.correct(entry.window_entry, transfer.prefill_s)
+        self._end_transfer(entry)
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool = True) -> None:
         """The prompt is computed; further calls change nothing. `seen`: by its first token; else the end implies it."""
         if entry.first_token_at is not None:
             return
+        self._end_transfer(entry)
         self._replicas.start_decoding(entry)
         entry.first_token_at = now
         self._timing.first_token(entry, now, seen=seen)
@@ -127,10 +150,14 @@ class InFlightTable:
     def remove_replica(self, replica: ReplicaIndex) -> list[Request]:
         """Forget the requests in flight on a replica that is gone; returns our own. O(requests in flight).
 
-        The rest that they count for is forgotten with the replica.
+        The rest that they count for is forgotten with the replica. What it was to send to others does not arrive.
         """
         there = [entry for entry in self._entries.values() if entry.replica == replica]
+        for entry in self._entries.values():
+            if entry.transfer is not None and entry.transfer.source == replica:
+                self.transfer_failed(entry)
         for entry in there:
+            self._end_transfer(entry)
             self._running.withdraw(entry)
             entry.has_ended = True
             del self._entries[entry.request.request_id]
@@ -150,6 +177,9 @@ class InFlightTable:
         self._replicas.check(requests)
         in_use = [(request.replica, request.leaf) for request in requests]
         in_use += self._tracker.pending_reports()
+        transfers = [(request, request.transfer) for request in requests if request.transfer is not None]
+        in_use += [(transfer.source, transfer.leaf) for _, transfer in transfers]
+        self._cluster.links.check([(transfer.source, request.replica) for request, transfer in transfers])
         uses = [(entry.replica, entry.leaf) for entry in self._window.entries() if entry.counts_use]
         for replica in self._replicas.specs:
             holders = [node for where, leaf in in_use if where == replica for node in leaf.ancestors()]
@@ -159,8 +189,26 @@ class InFlightTable:
                 assert entry.ref_count == holders.count(entry.node)
                 assert entry.recent_uses == users.count(entry.node)
 
+    def _start_copy(self, entry: InFlightRequest, copy: PrefixCopy, now: float) -> None:
+        """Book a copy: on both links, and as a use of the prefix on its source."""
+        here, num_tokens = copy.matched_tokens - copy.tokens, entry.window_entry.num_prompt_tokens
+        leaf = self._index.hold(copy.source, entry.leaf, copy.matched_tokens, now)
+        whole_s = self._cluster.cost_model.prefill_s(num_tokens - here, here)
+        entry.transfer = InFlightTransfer(copy.source, leaf, copy.matched_tokens, num_tokens - here, whole_s)
+        entry.waited_for_transfer = True
+        self._cluster.links.start(copy.source, entry.replica, copy.link_s, now)
+
+    def _end_transfer(self, entry: InFlightRequest) -> None:
+        """Release what a transfer holds on its source and on the links, if there is one."""
+        transfer = entry.transfer
+        if transfer is not None:
+            entry.transfer = None
+            self._cluster.links.end(transfer.source, entry.replica)
+            self._index.release(transfer.source, transfer.leaf)
+
     def _end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release what the request holds. Its load stays in the window if its work was done."""
+        self._end_transfer(entry)
         del self._entries[entry.request.request_id]
         entry.has_ended = True
         self.num_assumed -= entry.is_assumed

@@ -8,6 +8,7 @@ from __future__ import annotations
 from math import inf
 from random import Random
 
+from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState, scoped_namespace
 from preble.core.costs.model import CostModel
 from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
@@ -35,6 +36,7 @@ from preble.core.types import (
     ReplicaSpec,
     Request,
     RequestId,
+    Transfer,
 )
 from preble.core.types.events import (
     NotPlaced,
@@ -50,7 +52,7 @@ from preble.core.types.events import (
     TimerEvent,
     TrustChanged,
 )
-from preble.core.types.life import FIRST_TOKEN, Ended, Moved
+from preble.core.types.life import FIRST_TOKEN, TRANSFER_FAILED, TRANSFERRED, Ended, Moved
 from preble.errors import NoReplicaError, PolicyError, PrebleError, PromptTooLong, UnknownRequest
 
 
@@ -150,6 +152,9 @@ class GlobalScheduler:
             raise PolicyError(
                 f"policy {self.policy.name!r} chose replica index {choice.replica}, which is none of {view.replicas}"
             )
+        copy = choice.copy
+        if copy is not None:
+            return self._place_with_copy(view, choice, copy)
         matched = view.matched_on(choice.replica)
         prefill_s = view.prefill_s(matched) + view.loading_s(choice.replica)
         waiting_s = view.waiting_prefill_s[choice.replica]
@@ -163,6 +168,23 @@ class GlobalScheduler:
             choice.candidates,
             self._replicas.untrusted_ids,
             waiting_s + prefill_s * view.slowness(choice.replica),
+        )
+
+    def _place_with_copy(self, view: ClusterView, choice: Choice, copy: PrefixCopy) -> Placement:
+        request, matched = view.request, copy.matched_tokens
+        prefill_s = view.prefill_s(matched)
+        waiting_s = max(view.waiting_prefill_s[choice.replica], copy.seconds)
+        self._in_flight.start(request, choice.replica, matched, prefill_s, view.match, view.now, copy=copy)
+        return Placement(
+            request.request_id,
+            self._replicas.replica_id(choice.replica),
+            choice.reason,
+            matched,
+            request.num_prompt_tokens,
+            choice.candidates,
+            self._replicas.untrusted_ids,
+            waiting_s + prefill_s * view.slowness(choice.replica),
+            Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds),
         )
 
     def _chosen(self, view: ClusterView) -> Choice:
@@ -188,6 +210,19 @@ class GlobalScheduler:
         prefill_s = self._cluster.cost_model.prefill_s(request.num_prompt_tokens - matched, matched)
         self._in_flight.start(request, replica, matched, prefill_s, match, now)
         self._tell(Reported(request_id, Moved(to)), now)
+
+    def on_transferred(self, request_id: RequestId, now: float) -> None:
+        """The placement's transfer is complete. Changes nothing for a request that waits for none.
+
+        Raises: UnknownRequest: the request is not in flight.
+        """
+        self._in_flight.transferred(self._in_flight.get(request_id))
+        self._tell(Reported(request_id, TRANSFERRED), now)
+
+    def on_transfer_failed(self, request_id: RequestId, now: float) -> None:
+        """The placement's transfer has failed, so its replica computes all that it lacks. Else as `on_transferred`."""
+        self._in_flight.transfer_failed(self._in_flight.get(request_id))
+        self._tell(Reported(request_id, TRANSFER_FAILED), now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         """The first output token has arrived, so the prompt is computed. Further calls change nothing.

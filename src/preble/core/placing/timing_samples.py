@@ -31,7 +31,8 @@ class _PlacedTimes:
 
 
 class TimingSamples:
-    """Turns what happens to requests into samples of times. O(1) each.
+    """Turns what happens to requests into samples of times. O(1) each. A request that waits for KV from another replica
+    is no sample of a prefill: its replica could not begin.
 
     They go to the replicas' speeds, and to `refit` where the cost model is corrected.
     """
@@ -54,14 +55,15 @@ class TimingSamples:
         entry.number = replica.num_placed
         entry.num_decoding = self._table.num_decoding[entry.replica]
         entry.decoding_tokens = self._table.decoding_tokens[entry.replica]
-        entry.undisturbed = not self._table.waiting_prefill_tokens[entry.replica]
+        entry.undisturbed = not self._table.waiting_prefill_tokens[entry.replica] and not entry.waited_for_transfer
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool) -> None:
         """The replica has computed the prompt. `seen`: the token came just now; else the request's end implies it."""
         replica = self._replicas[entry.replica]
         replica.prefills_s += entry.window_entry.prefill_s
         prefill_s = entry.window_entry.prefill_s
-        self._cluster.speeds.note_prefill_end(entry.replica, entry.placed_at if seen else None, prefill_s, now)
+        began_at = entry.placed_at if seen and not entry.waited_for_transfer else None
+        self._cluster.speeds.note_prefill_end(entry.replica, began_at, prefill_s, now)
         if not seen:
             return
         entry.batch = self._table.num_decoding[entry.replica]

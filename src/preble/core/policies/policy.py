@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
+from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
@@ -20,14 +21,23 @@ from preble.errors import PolicyError
 
 
 class Choice:
-    """A policy's decision. `candidates`: what it weighed, for logs and explanations."""
+    """A policy's decision. `candidates`: what it weighed, for logs and explanations. `copy`: one of `view.copies`, to
+    be made to the replica first; None for none.
+    """
 
-    __slots__ = ("candidates", "reason", "replica")
+    __slots__ = ("candidates", "copy", "reason", "replica")
 
-    def __init__(self, replica: ReplicaIndex, reason: Reason, candidates: Sequence[Candidate] = ()) -> None:
+    def __init__(
+        self,
+        replica: ReplicaIndex,
+        reason: Reason,
+        candidates: Sequence[Candidate] = (),
+        copy: PrefixCopy | None = None,
+    ) -> None:
         self.replica = replica
         self.reason = reason
         self.candidates = candidates
+        self.copy = copy
 
 
 class Policy(Protocol):

@@ -6,13 +6,16 @@ What a view computes, it computes when asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
+from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState, loading_s
 from preble.core.costs.model import CostModel
 from preble.core.policies.cost_table import CostTable
 from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.matching import (
     PrefixMatch,
+    confirmed_on,
     in_use_on,
     matched_on,
     matched_tokens,
@@ -327,6 +330,52 @@ class ClusterView:
             return []
         size = self._table.block_size[replica]
         return self._cluster.tiers.loads(replica, self.match, self._num_tokens, size, self._cluster.index.caches)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether any replicas can copy KV from each other."""
+        return bool(self._cluster.links.groups) and self.request.keeps_kv
+
+    def copies(self) -> list[PrefixCopy | None]:
+        """Return for each of `replicas` the copy after which it would serve most from its cache; None where another
+        replica of its group has no more than it.
+
+        Only what the source has computed already counts, and only in its engine's memory. O(replicas x depth).
+        """
+        found: list[PrefixCopy | None] = [None] * len(self.replicas)
+        for members in self._cluster.links.groups.values():
+            source, held = self._best_source(members)
+            if held:
+                for i, replica in enumerate(self.replicas):
+                    if members >> replica & 1 and replica != source:
+                        found[i] = self._copy(source, held, replica)
+        return found
+
+    def _best_source(self, members: ReplicaSet) -> tuple[ReplicaIndex, int]:
+        """Return the replica of a group with most of the prompt, and how many tokens; 0 where no replica has any.
+
+        Among equals the one that has least to send.
+        """
+        best, best_tokens, best_until = ReplicaIndex(-1), 0, inf
+        holders = self.match.path[0].holders if self.match.path else 0
+        for replica in replicas_in(holders & members & self._table.trusted):
+            cache = self._cluster.index.caches[replica]
+            held = confirmed_on(self.match, cache)[0]
+            if cache.is_crowded:
+                held = min(held, matched_on(self.match, cache))
+            tokens = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
+            until = self._cluster.links.sending_until(replica)
+            if tokens > best_tokens or (tokens == best_tokens > 0 and until < best_until):
+                best, best_tokens, best_until = replica, tokens, until
+        return best, best_tokens
+
+    def _copy(self, source: ReplicaIndex, held: int, replica: ReplicaIndex) -> PrefixCopy | None:
+        tokens = held - self.matched_on(replica)
+        if tokens <= 0 or not self.trusted >> replica & 1:
+            return None
+        link_s = self.cost_model.link_s(tokens)
+        start = self._cluster.links.free_at(source, replica, self.now)
+        return PrefixCopy(source, held, tokens, link_s, start - self.now + link_s + self.cost_model.link_latency_s)
 
     def prefill_s(self, matched_tokens: int) -> float:
         """P: seconds to compute the prompt where `matched_tokens` of it are cached."""

@@ -113,8 +113,24 @@ class PrefixIndex:
                 node.history.note_running(more_tokens)
             node = node.parent
 
+    def hold(self, replica: int, leaf: Node, num_tokens: int, now: float) -> Node:
+        """Note that what the replica caches of the first `num_tokens` of a prompt is in use there, but by no request.
+
+        `leaf`: where the prompt ends. Only whole nodes. Return the last of them, for `release`. O(depth).
+        """
+        cache, path = self.caches[replica], []
+        last = leaf
+        for node in reversed(leaf.ancestors()):
+            if node.end > num_tokens or not node.full_holders & cache.bit:
+                break
+            path.append(node)
+        while last.parent is not None and last not in path:
+            last = last.parent
+        cache.add_hold(path, now)
+        return last
+
     def release(self, replica: int, leaf: Node) -> None:
-        """A request whose prompt ends in `leaf` no longer uses it on the replica. O(depth)."""
+        """A request whose prompt ends in `leaf`, or a `hold`, no longer uses it on the replica. O(depth)."""
         self._prune_all(self.caches[replica].release(leaf))
 
     def forget_use(self, replica: int, leaf: Node) -> None:

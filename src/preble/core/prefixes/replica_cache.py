@@ -169,6 +169,18 @@ class ReplicaCache:
                 self.in_use_tokens += node.num_tokens
                 node.full_holders |= self.bit
 
+    def add_hold(self, path: list[Node], now: float) -> None:
+        """Note that `path`, which the replica caches whole, is in use without a request. O(depth)."""
+        self.version += 1
+        for node in reversed(path):
+            entry = self._entries[node]
+            _link_before(entry, self._ring)
+            entry.last_used_s = now
+            entry.ref_count += 1
+            if entry.ref_count == 1:
+                self._use(node.num_tokens - entry.held)
+                self.in_use_tokens += node.num_tokens
+
     def release(self, leaf: Node) -> list[Node]:
         """Note that a request no longer uses the path to `leaf`; return the nodes that lost their entry. O(depth)."""
         return self._walk_up(leaf, ref_count=1, recent_uses=0)

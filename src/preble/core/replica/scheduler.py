@@ -74,6 +74,14 @@ class LocalStats:
     preemptions: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """Blocks that stay in the prefix cache while another replica copies them."""
+
+    hashes: frozenset[int]
+    blocks: list[int]
+
+
 class LocalScheduler:
     """The scheduler of one replica. Synchronous and deterministic; call `next_batch` and `complete` in turn.
 
@@ -104,6 +112,7 @@ class LocalScheduler:
         self._cache = PrefixCache(replica_id, num_blocks, block_size)
         self._queue = WaitingQueue(self._cached_tokens_of, order, num_groups)
         self._sequences: dict[str, Sequence] = {}
+        self._lent: list[Lent] = []
         self._decoding = Decoding()
         """Running sequences with at least one output token, in the order of their last admission."""
         self._prefilling: Sequence | None = None
@@ -184,8 +193,23 @@ class LocalScheduler:
         cache.release(blocks)
         return found
 
+    def lend(self, request: Request) -> Lent:
+        """Lock the blocks of a prompt that are in the prefix cache, to be copied, until `take_back`. O(prompt)."""
+        hashes = hash_blocks(request.prompt, self.block_size, namespace=request.namespace)
+        prefix = hashes[: self._cache.match(hashes)]
+        lent = Lent(frozenset(prefix), self._cache.lock(prefix))
+        self._lent.append(lent)
+        return lent
+
+    def take_back(self, lent: Lent) -> None:
+        """Unlock what was lent. Call it once."""
+        self._lent = [other for other in self._lent if other is not lent]
+        self._cache.release(lent.blocks)
+
     def reset_cache(self) -> bool:
-        """Forget every cached prefix, if no sequence runs; otherwise change nothing and return False."""
+        """Forget every cached prefix, if no sequence runs and nothing is lent; otherwise change nothing and return
+        False.
+        """
         return self._cache.clear()
 
     def take_events(self) -> list[KvEvent]:
@@ -248,7 +272,8 @@ class LocalScheduler:
         """Assert every invariant of this replica. O(everything); tests only."""
         self._cache.check()
         self._decoding.check(self._ending)
-        self._cache.pool.check(sequence.blocks for sequence in self._sequences.values())
+        runs = [sequence.blocks for sequence in self._sequences.values()]
+        self._cache.pool.check([*runs, *(lent.blocks for lent in self._lent)])
         waiting = set(self._queue)
         assert len(waiting) == len(self._queue) <= len(self._sequences)
         for request_id, sequence in self._sequences.items():

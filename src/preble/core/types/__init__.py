@@ -195,6 +195,27 @@ class Reason(StrEnum):
     """Placed by load in a front-end process while the scheduler process is being started again."""
 
 
+class TransferKind(StrEnum):
+    """What the source of a transfer does for it."""
+
+    COPY = "copy"
+    """It sends what it has cached already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """KV that another replica is to send to the one on which a request was placed, before that one computes the rest.
+
+    `tokens`: those of the placement's `matched_tokens` that the replica lacks; they are the last of them. `seconds`:
+    how long it takes from the placement on, other transfers on the same links included.
+    """
+
+    source: ReplicaId
+    tokens: int
+    seconds: float
+    kind: TransferKind = TransferKind.COPY
+
+
 @dataclass(slots=True, unsafe_hash=True, init=False)
 class Placement:
     """Where a request goes and why. Like `Request` made once and not changed; a frozen one takes eight times as long.
@@ -202,7 +223,8 @@ class Placement:
     `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed.
     `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
     did not count, see `GlobalScheduler.set_trust`. `predicted_ttft_s`: seconds from here to the first token, None where
-    nobody has predicted it.
+    nobody has predicted it. `transfer`: what another replica is to send first, None for nothing; its end is to be
+    reported with `GlobalScheduler.on_transferred` or `on_transfer_failed`.
     """
 
     request_id: RequestId
@@ -213,6 +235,7 @@ class Placement:
     candidates: Sequence[Candidate] = field(default=(), repr=False)
     untrusted: tuple[ReplicaId, ...] = ()
     predicted_ttft_s: float | None = None
+    transfer: Transfer | None = None
 
     def __init__(
         self,
@@ -224,6 +247,7 @@ class Placement:
         candidates: Sequence[Candidate] = (),
         untrusted: tuple[ReplicaId, ...] = (),
         predicted_ttft_s: float | None = None,
+        transfer: Transfer | None = None,
     ) -> None:
         self.request_id = request_id
         self.replica_id = replica_id
@@ -233,6 +257,7 @@ class Placement:
         self.candidates = candidates
         self.untrusted = untrusted
         self.predicted_ttft_s = predicted_ttft_s
+        self.transfer = transfer
 
 
 @dataclass(frozen=True, slots=True)

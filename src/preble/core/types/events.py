@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from preble.core.types import BlocksStored, CacheChange, PackedTokens, PeerId, Placement, Request, RequestId
-from preble.core.types.life import Ended, FirstToken, Moved
+from preble.core.types.life import Ended, FirstToken, Moved, TransferFailed, Transferred
 from preble.core.types.plain import ReplicaId, ReplicaSpec
 from preble.errors import NoReplicaError, PromptTooLong
 
@@ -32,10 +32,11 @@ class NotPlaced(Struct, frozen=True):
 
 
 class Reported(Struct, frozen=True):
-    """A fact about one of our requests: `move`, `on_first_token`, `on_finish`."""
+    """A fact about one of our requests: `move`, `on_transferred`, `on_transfer_failed`, `on_first_token`,
+    `on_finish`."""
 
     request_id: RequestId
-    fact: Moved | FirstToken | Ended
+    fact: Moved | Transferred | TransferFailed | FirstToken | Ended
 
 
 class PeerPlaced(Struct, frozen=True):

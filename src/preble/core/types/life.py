@@ -7,6 +7,8 @@ A fact does not say which placement it is about: each boundary names placements 
  Started ─▶ FirstToken ─▶ Progress … ─▶ Ended(outcome)
     │  └─ Moved(replica_id) ─┘          ▲
     └──── Lost: its replica has left ───┘        Alive: the carrier is there
+
+ Started with a transfer ─▶ Transferred | TransferFailed ─▶ FirstToken
 ```
 """
 
@@ -77,6 +79,14 @@ class FirstToken(Fact, frozen=True, tag="first_token"):
     """The first token of its answer has come: the prefill is over."""
 
 
+class Transferred(Fact, frozen=True, tag="transferred"):
+    """What another replica was to send has arrived: the replica computes the rest of the prompt."""
+
+
+class TransferFailed(Fact, frozen=True, tag="transfer_failed"):
+    """What another replica was to send does not arrive: the replica computes it too."""
+
+
 class Progress(Fact, frozen=True, tag="progress"):
     """The tokens so far: generated, and of the prompt cached by the replica (None if not reported). The last counts."""
 
@@ -125,5 +135,7 @@ class Ended(Fact, frozen=True, tag="ended"):
 
 
 FIRST_TOKEN = FirstToken()
+TRANSFERRED = Transferred()
+TRANSFER_FAILED = TransferFailed()
 Report = FirstToken | Progress | Moved | Alive | Ended
 """What a carrier reports."""

@@ -22,6 +22,8 @@ class ReplicaSpec:
     `reports_events`: its KV events will reach `on_stored` and `on_evicted`; without them its cache is estimated.
     `model`: the base model that it serves, "" for a replica that takes requests for any model.
     `store`: name of the store of KV blocks that it shares with other replicas, "" for none.
+    `transfer_group`: name of the replicas that can copy KV from each other, "" for none. All of a group have one
+    engine, model and block size, and reach each other.
     """
 
     replica_id: ReplicaId
@@ -31,6 +33,7 @@ class ReplicaSpec:
     reports_events: bool = False
     model: str = ""
     store: str = ""
+    transfer_group: str = ""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -38,7 +41,8 @@ class Candidate:
     """One replica as the policy saw it for one request. Costs are in seconds of GPU time. Made once and not changed.
 
     `matched_tokens`: leading prompt tokens that it is expected to serve from its cache; `loaded_tokens`: those of them
-    that it must load from its host's memory or a store first, for which P has the time. `score`: for a policy that does
+    that it must load from its host's memory or a store first, for which P has the time; `copied_tokens`: those that it
+    would copy from another replica first, in `copy_s` seconds from the placement on. `score`: for a policy that does
     not compare L + M + P, what it compared, in its own unit, lower is better; None for the others. `own_wait_s`,
     `own_prefill_s`: for a policy whose costs are weighted delays, the seconds for which this request alone was expected
     to wait there, and then to be computed; None for the others.
@@ -53,6 +57,8 @@ class Candidate:
     loaded_tokens: int = 0
     own_wait_s: float | None = None
     own_prefill_s: float | None = None
+    copied_tokens: int = 0
+    copy_s: float = 0.0
 
     @property
     def cost_s(self) -> float:

@@ -158,9 +158,12 @@ class Cell:
     def key(self) -> str:
         """What a run is known by: the same version, workload and configuration (with the content of the workload's
         files and of the module that an own policy is in), same key."""
-        config = msgspec.to_builtins(self.config) | {"profile": profile_fields(self.config.profile)}
+        profile = profile_fields(self.config.profile)
+        config = msgspec.to_builtins(self.config) | {"profile": profile}
         if self.config.group is None:
             del config["group"]  # runs of one gateway were kept before there were several
+        if self.config.links is None:
+            del config["links"]  # and runs without links before there were any
         files = (*self.file_digests, *_digests(source_files(self.config.policy)))
         parts: tuple[object, ...] = (__version__, self.workload, files, config)
         if self.slo is not None:

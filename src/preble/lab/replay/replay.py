@@ -18,7 +18,7 @@ from preble.core.types import (
     RequestId,
 )
 from preble.core.types.events import PeerReported
-from preble.core.types.life import Ended, FirstToken, Moved
+from preble.core.types.life import Ended, FirstToken, Moved, TransferFailed, Transferred
 from preble.decisions.lines import (
     AddReplicaLine,
     ClearedLine,
@@ -159,11 +159,19 @@ def _compare_stored(scheduler: GlobalScheduler, number: int, line: StoredLine) -
 
 
 def report(
-    scheduler: GlobalScheduler, peer: PeerId, request_id: RequestId, fact: Moved | FirstToken | Ended, now: float
+    scheduler: GlobalScheduler,
+    peer: PeerId,
+    request_id: RequestId,
+    fact: Moved | Transferred | TransferFailed | FirstToken | Ended,
+    now: float,
 ) -> None:
     """Report a logged fact. Raises: UnknownRequest."""
     if isinstance(fact, Moved):
         scheduler.move(request_id, fact.replica_id, now)
+    elif isinstance(fact, Transferred):
+        scheduler.on_transferred(request_id, now)
+    elif isinstance(fact, TransferFailed):
+        scheduler.on_transfer_failed(request_id, now)
     elif peer:
         scheduler.assume(PeerReported(peer, request_id, fact), now)
     elif isinstance(fact, FirstToken):

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from preble.lab.sim.config import Cut, Failure, FailureKind, GatewayGroup, SimConfig
+from preble.lab.sim.config import Cut, Failure, FailureKind, GatewayGroup, SimConfig, SimLinks
 from preble.lab.sim.result import SimResult
 from preble.lab.sim.simulation import Simulation, simulate
 
-__all__ = ["Cut", "Failure", "FailureKind", "GatewayGroup", "SimConfig", "SimResult", "Simulation", "simulate"]
+__all__ = [
+    "Cut",
+    "Failure",
+    "FailureKind",
+    "GatewayGroup",
+    "SimConfig",
+    "SimLinks",
+    "SimResult",
+    "Simulation",
+    "simulate",
+]

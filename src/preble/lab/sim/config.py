@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from enum import StrEnum
 
 import msgspec
@@ -93,6 +94,30 @@ class GatewayGroup(msgspec.Struct, frozen=True, kw_only=True):
         _require(0 <= self.loss < 1, f"the loss between gateways must be in 0 ... 1, got {self.loss}")
 
 
+class SimLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """The links over which replicas copy KV from each other; each sends one copy at a time, and receives one.
+
+    `bytes_per_s`: of each link in each direction. `latency_s`: of a copy, beside its time on the link. `groups`: names
+    of the replicas that can copy from each other, for each group; none for all of them, those that join included.
+    """
+
+    bytes_per_s: float
+    latency_s: float = 0.005
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        _require(0 < self.bytes_per_s < math.inf, f"a link needs a positive rate, got {self.bytes_per_s}")
+        _require(self.latency_s >= 0, f"a link's latency must not be negative, got {self.latency_s}")
+        names = [name for group in self.groups for name in group]
+        _require(len(names) == len(set(names)), f"a replica is in two transfer groups: {', '.join(names)}")
+
+    def group_of(self, replica_id: str) -> str:
+        """Return the name of a replica's group, "" for none."""
+        if not self.groups:
+            return "all"
+        return next(("+".join(group) for group in self.groups if replica_id in group), "")
+
+
 class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated cluster. Same configuration and workload, same result.
 
@@ -107,6 +132,8 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     `kv_tokens`. Names may be those of replicas that join later. What the scheduler does not know: `profile_error`: the
     times of its cost profile over the true ones. `knowledge_delay_s`: how much later it learns of first tokens, ends
     and KV events than they happen. `group`: several gateways, None for one.
+
+    `links`: over which replicas copy KV from each other; None: they cannot.
     """
 
     profile: CostProfile
@@ -128,6 +155,7 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
     profile_error: float = 1.0
     knowledge_delay_s: float = 0.0
     group: GatewayGroup | None = None
+    links: SimLinks | None = None
 
     def __post_init__(self) -> None:
         make_policy(self.policy)  # refuses a policy that does not exist
@@ -172,15 +200,29 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
         return SchedulerSettings(policy=self.policy, seed=self.seed, window_s=self.window_s)
 
     @property
+    def true_profile(self) -> CostProfile:
+        """The cost profile with the links."""
+        if self.links is None:
+            return self.profile
+        return replace(self.profile, link_bytes_per_s=self.links.bytes_per_s, link_latency_s=self.links.latency_s)
+
+    @property
     def told_profile(self) -> CostProfile:
         """The cost profile that the scheduler has."""
         if self.profile_error == 1.0:
-            return self.profile
-        return scaled(self.profile, CostFactors(prefill=self.profile_error, decode=self.profile_error))
+            return self.true_profile
+        return scaled(self.true_profile, CostFactors(prefill=self.profile_error, decode=self.profile_error))
 
     def _check_differences(self) -> None:
         """Raises: ConfigError: a share or a speed that cannot be, or of a replica that is never there."""
         known = {*self.initial_replicas, *(failure.replica for failure in self.failures)}
+        if self.links is not None:
+            unknown = {name for group in self.links.groups for name in group} - known
+            _require(not unknown, f"a transfer group names {', '.join(sorted(unknown))}, which is never there")
+            _require(
+                self.profile.kv_bytes_per_token is not None,
+                f"links need a profile with kv_bytes_per_token, and {self.profile.name!r} has none",
+            )
         for name, shares in (("speeds", self.speeds), ("kv_shares", self.kv_shares)):
             unknown = shares.keys() - known
             _require(not unknown, f"{name} names {', '.join(sorted(unknown))}, which is never there")

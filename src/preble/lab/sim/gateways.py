@@ -108,6 +108,12 @@ class Gateways:
         gateway = self._gateway_of.setdefault(request.request_id, self._rng.randrange(len(self.schedulers)))
         return self.schedulers[gateway].place(request, now)
 
+    def on_transferred(self, request_id: RequestId, now: float) -> None:
+        self.schedulers[self._gateway_of[request_id]].on_transferred(request_id, now)
+
+    def on_transfer_failed(self, request_id: RequestId, now: float) -> None:
+        self.schedulers[self._gateway_of[request_id]].on_transfer_failed(request_id, now)
+
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         self._now = now
         self.schedulers[self._gateway_of[request_id]].on_first_token(request_id, now)

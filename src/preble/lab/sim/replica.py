@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from preble.core.costs.model import CostModel
-from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats, StepResult
+from preble.core.replica.scheduler import Batch, Lent, LocalScheduler, LocalStats, StepResult
 from preble.core.types import KvEvent, PackedTokens, ReplicaId, ReplicaSpec, Request, RequestId
 from preble.lab.metrics.itl import GapCounts
 from preble.lab.sim.config import SimConfig
@@ -14,7 +14,8 @@ class SimReplica:
     """Drive it with `begin_iteration` and `end_iteration` in turn.
 
     `busy_s`: seconds of GPU time spent. `prefill_tokens`: prompt tokens computed, again after a preemption included.
-    `is_alive`: until it is lost. `is_awake`: an iteration runs or is about to.
+    `num_copies`, `copied_tokens`: what was copied to it. `is_alive`: until it is lost. `is_awake`: an iteration runs or
+    is about to.
     """
 
     def __init__(self, replica_id: ReplicaId, config: SimConfig, cost_model: CostModel) -> None:
@@ -24,6 +25,8 @@ class SimReplica:
         self.busy_s = 0.0
         self.prefill_tokens = 0
         self.num_iterations = 0
+        self.num_copies = 0
+        self.copied_tokens = 0
         self._cost_model = cost_model
         self._slowness = 1.0 / config.speeds.get(replica_id, 1.0)
         num_blocks = config.blocks_of(replica_id)
@@ -43,6 +46,7 @@ class SimReplica:
             kv_capacity_tokens=num_blocks * config.block_size,
             block_size=config.block_size,
             reports_events=config.event_delay_s is not None,
+            transfer_group="" if config.links is None else config.links.group_of(replica_id),
         )
 
     @property
@@ -65,6 +69,21 @@ class SimReplica:
     def add(self, request: Request, output: PackedTokens, now: float) -> None:
         """Queue a request that will be answered with `output`. Raises: PromptTooLong, RequestError."""
         self._local.add(request, output, now)
+
+    def lend(self, request: Request) -> Lent:
+        """Do as `LocalScheduler.lend`."""
+        return self._local.lend(request)
+
+    def take_back(self, lent: Lent) -> None:
+        """Do as `LocalScheduler.take_back`."""
+        self._local.take_back(lent)
+
+    def load(self, request: Request, kept: frozenset[int]) -> bool:
+        """Put what another replica has sent of a prompt into the cache; False if that changes nothing."""
+        num_blocks = len(self._local.load(request, kept))
+        self.num_copies += num_blocks > 0
+        self.copied_tokens += num_blocks * self._local.block_size
+        return num_blocks > 0
 
     def begin_iteration(self, now: float) -> float | None:
         """Return seconds that the next iteration takes, which runs from now on; None where there is nothing to do."""

@@ -28,6 +28,7 @@ class ReplicaTotals(msgspec.Struct):
     """One replica over the whole run, restarts included.
 
     `gpu_s`: seconds in which it computed. `prefill_tokens`: prompt tokens computed, again after a preemption included.
+    `copies`, `copied_tokens`: what it got from other replicas.
     """
 
     gpu_s: float = 0.0
@@ -36,6 +37,8 @@ class ReplicaTotals(msgspec.Struct):
     hit_tokens: int = 0
     generated_tokens: int = 0
     preemptions: int = 0
+    copies: int = 0
+    copied_tokens: int = 0
 
     def add(self, replica: SimReplica) -> None:
         self.gpu_s += replica.busy_s
@@ -44,6 +47,8 @@ class ReplicaTotals(msgspec.Struct):
         self.hit_tokens += replica.stats.prefix_hits
         self.generated_tokens += replica.stats.generated_tokens
         self.preemptions += replica.stats.preemptions
+        self.copies += replica.num_copies
+        self.copied_tokens += replica.copied_tokens
 
 
 class SimResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ from preble.lab.metrics import RequestRecord, summarize
 from preble.lab.metrics.itl import GapCounts
 from preble.lab.sim.agenda import Agenda, Priority
 from preble.lab.sim.config import Failure, FailureKind, SimConfig
+from preble.lab.sim.copies import Copy, CopyLinks
 from preble.lab.sim.gateways import ClusterScheduler, make_cluster_scheduler
 from preble.lab.sim.replica import SimReplica
 from preble.lab.sim.result import ReplicationRecord, SimResult, totals_by_name
@@ -85,7 +86,8 @@ class Simulation:
         self._script = Script(workload)
         self._on_record = on_record
         self._on_placement = on_placement
-        self._cost_model = CostModel(config.profile)
+        self._cost_model = CostModel(config.true_profile)
+        self._links = CopyLinks(self._cost_model)
         self._scheduler = scheduler or make_cluster_scheduler(config)
         self._admission = admission
         self._tenant_of = tenant_of
@@ -198,11 +200,44 @@ class Simulation:
         self._reasons[placement.reason] += 1
         call.placement = placement
         call.replica = self._live[placement.replica_id]
-        if self._config.dispatch_s:
-            deliver = partial(self._deliver, call, call.replica)
+        deliver = partial(self._deliver, call, call.replica)
+        if placement.transfer is not None:
+            self._agenda.at(now + self._config.dispatch_s, Priority.ARRIVAL, partial(self._copy, call, placement))
+        elif self._config.dispatch_s:
             self._agenda.at(now + self._config.dispatch_s, Priority.ARRIVAL, deliver)
         else:
-            self._deliver(call, call.replica, now)
+            deliver(now)
+
+    def _copy(self, call: _Call, placement: Placement, now: float) -> None:
+        """Let a placement's copy wait for the links; the request goes to its replica when it is there."""
+        transfer, target = placement.transfer, call.replica
+        if call.placement is not placement or target is None:
+            return
+        assert transfer is not None
+        source = self._live.get(transfer.source)
+        if source is None:
+            self._end_copy(call, placement, None, now)
+            return
+        begins_s = self._links.reserve(source, target, transfer, now)
+        self._agenda.at(begins_s, Priority.ARRIVAL, partial(self._begin_copy, call, placement, source, target))
+
+    def _begin_copy(
+        self, call: _Call, placement: Placement, source: SimReplica, target: SimReplica, now: float
+    ) -> None:
+        if call.placement is not placement:
+            return
+        copy = Copy(call.request, source, target)
+        assert placement.transfer is not None
+        ends_s = now + self._links.seconds(placement.transfer)
+        self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end_copy, call, placement, copy))
+
+    def _end_copy(self, call: _Call, placement: Placement, copy: Copy | None, now: float) -> None:
+        """A copy is there, or has failed: deliver its request, unless the replica was lost meanwhile."""
+        has_copied = copy is not None and copy.end()
+        if call.placement is not placement or call.replica is None:
+            return
+        self._tell(call.replica, partial(self._tell_copied, call.request.request_id, has_copied), now)
+        self._deliver(call, call.replica, now)
 
     def _deliver(self, call: _Call, replica: SimReplica, now: float) -> None:
         """Deliver a request to its replica, unless that was lost meanwhile and the request placed again."""
@@ -358,6 +393,12 @@ class Simulation:
             time_s = now + self._config.event_delay_s + self._config.knowledge_delay_s
             self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))
         self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
+
+    def _tell_copied(self, request_id: RequestId, has_copied: bool, now: float) -> None:
+        if has_copied:
+            self._timed_scheduler.on_transferred(request_id, now)
+        else:
+            self._timed_scheduler.on_transfer_failed(request_id, now)
 
     def _tell_prefilled(self, request_id: RequestId, now: float) -> None:
         self._timed_scheduler.on_first_token(request_id, now)

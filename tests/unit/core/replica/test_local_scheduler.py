@@ -380,3 +380,31 @@ def _calls_of_steps(num_decodes: int) -> int:
     finally:
         sys.setprofile(None)
     return calls
+
+
+def test_what_is_lent_stays_until_it_is_taken_back() -> None:
+    local = scheduler(num_blocks=4)
+    add(local, "a", range(9))
+    run_to_end(local)
+    lent = local.lend(Request.of("copy", range(9)))
+    local.check()
+    assert len(lent.hashes) == 2 and lent.hashes <= local.cached_hashes()
+    assert not local.reset_cache()
+    add(local, "b", range(500, 508))
+    run_to_end(local)
+    assert lent.hashes <= local.cached_hashes()
+    local.take_back(lent)
+    local.check()
+    assert local.reset_cache()
+
+
+def test_what_one_replica_lends_another_loads() -> None:
+    source, target = scheduler(), scheduler()
+    add(source, "a", range(9))
+    run_to_end(source)
+    asked = Request.of("b", [*range(8), 99])
+    lent = source.lend(asked)
+    assert set(target.load(asked, lent.hashes)) == lent.hashes
+    source.take_back(lent)
+    target.add(asked, answer(1), 0.0)
+    assert step(target)[0].prefills == (PrefillChunk(RequestId("b"), 1, 8),)

@@ -250,9 +250,10 @@ def test_whatever_decides_a_run_decides_its_key(change: Callable[[ComparePlan], 
 def test_a_run_without_later_fields_has_the_key_that_it_had_before_there_were_any() -> None:
     cell = small().cell(Arm("tools", "e2", 0), 5.0)
     before = msgspec.to_builtins(cell.config)
-    later = ("request_overhead_s", "host_load_s_per_token", "store_load_s_per_token")
-    assert not any(before["profile"].pop(field) for field in later)
-    assert before.pop("group") is None
+    later = ("request_overhead_s", "host_load_s_per_token", "store_load_s_per_token", "kv_bytes_per_token")
+    assert not any(before["profile"].pop(field) for field in (*later, "link_bytes_per_s"))
+    assert before["profile"].pop("link_latency_s") == 0.005
+    assert before.pop("group") is before.pop("links") is None
     parts = (plan.__version__, cell.workload, cell.file_digests, before)
     assert cell.key == sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 

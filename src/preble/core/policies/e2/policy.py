@@ -17,7 +17,7 @@ from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import PrefixReplication, Reason, ReplicaId, RequestId
 from preble.core.types.events import ReplicaAdded, ReplicaRemoved, Reported, SchedulerEvent
-from preble.core.types.life import FirstToken, Moved
+from preble.core.types.life import FirstToken, Moved, TransferFailed, Transferred
 
 _STANDS_OUT: Final = 1.5
 """How much more decoding per prefill a replica must have than the others together: Th_bal, the paper's measure."""
@@ -182,6 +182,8 @@ class E2(Watching):
     def on(self, event: SchedulerEvent, now: float) -> None:
         """See `Watching`."""
         if isinstance(event, Reported):
+            if isinstance(event.fact, Transferred | TransferFailed):
+                return
             asked = self._asked.pop(event.request_id, None)
             if asked is None or isinstance(event.fact, Moved):
                 return

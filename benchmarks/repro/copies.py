@@ -1,0 +1,209 @@
+"""What copying KV between replicas gains and costs, against `preble` without copies (docs/concepts/copies.md).
+
+    python benchmarks/repro/copies.py                    # hours on two cores with the compiled core (`make native`)
+    python benchmarks/repro/copies.py --case "tool use"  # only this case; those that are kept already are not run again
+    python benchmarks/repro/copies.py --draw             # fill in the page from the results that are there
+
+The same requests with and without links between the replicas. Of each run counts what came after its warm-up, as
+`preble compare` does it. Results: benchmarks/results/copies.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+from made_by import note
+from page import fill
+
+from preble.lab.metrics.estimates import estimate
+from preble.lab.metrics.steady import steadiness
+from preble.lab.sim import SimConfig, SimLinks, simulate
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.workloads import WorkloadPlan
+from preble.profiles import load_profile, with_kv_size
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "concepts" / "copies.md"
+RESULTS = ROOT / "benchmarks" / "results" / "copies.json"
+SEEDS = (10, 11, 12, 13, 14, 15)
+FAST, SLOW = 12.5, 1.25
+"""Rates of links in GB/s: 100 and 10 Gbit/s."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload at one rate on one cluster; `links`: the rates in GB/s that are compared with no links."""
+
+    source: str
+    requests: int
+    rps: float
+    profile: str = "a6000-mistral-7b"
+    replicas: int = 4
+    options: Mapping[str, object] = field(default_factory=dict)
+    kv_tokens: int | None = None
+    links: tuple[float, ...] = (FAST,)
+    seeds: tuple[int, ...] = SEEDS
+
+
+LLAMA = "h100x2-llama-3-70b"
+CASES: Mapping[str, Case] = {
+    "tool use": Case("toolbench", 3000, 45),
+    "tool use, caches full": Case("toolbench", 8000, 45, options={"num_prefixes": 77}, kv_tokens=40_000),
+    "video": Case("video", 3000, 5, options={"num_prefixes": 116}),
+    "long documents": Case("longdoc", 3000, 2.5, options={"num_prefixes": 40}),
+    "programming": Case("programming", 1500, 15),
+    "embodied agent": Case("agent", 4000, 120),
+    "conversations": Case("multiturn", 3000, 45),
+    "no sharing": Case("unshared", 1200, 12),
+    "tool use, 70B": Case("toolbench", 2000, 45, LLAMA, links=(FAST, SLOW)),
+    "video, 70B": Case("video", 3000, 5, LLAMA, options={"num_prefixes": 116}, links=(FAST, SLOW)),
+    "long documents, 70B": Case("longdoc", 3000, 2.5, LLAMA, options={"num_prefixes": 40}, links=(FAST, SLOW)),
+}
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Times in seconds; `computed`, `copied`: tokens; `copies`: their number; `steady`: the verdict."""
+
+    case: str
+    link_gb_per_s: float | None
+    seed: int
+    ttft_mean_s: float
+    ttft_p99_s: float
+    e2e_mean_s: float
+    e2e_p99_s: float
+    prompt: int
+    computed: int
+    copied: int
+    copies: int
+    steady: str
+
+    @property
+    def key(self) -> tuple[str, float | None, int]:
+        return self.case, self.link_gb_per_s, self.seed
+
+
+def measure(name: str, link_gb_per_s: float | None, seed: int) -> Measured:
+    case = CASES[name]
+    workload = WorkloadPlan(
+        source=case.source,
+        requests=case.requests,
+        rps=case.rps,
+        seed=seed,
+        **case.options,  # type: ignore[arg-type]
+    ).make()
+    links = None if link_gb_per_s is None else SimLinks(bytes_per_s=link_gb_per_s * 1e9)
+    profile = with_kv_size(load_profile(case.profile))
+    config = SimConfig(profile=profile, replicas=case.replicas, kv_tokens=case.kv_tokens, seed=seed, links=links)
+    with fewer_collections():
+        result = simulate(config, workload)
+    steady = steadiness(result.records, until_s=max(request.arrival_s or 0.0 for request in workload.openers))
+    summary, totals = steady.summary, result.replicas.values()
+    assert summary.ttft is not None and summary.e2e is not None
+    return Measured(
+        case=name,
+        link_gb_per_s=link_gb_per_s,
+        seed=seed,
+        ttft_mean_s=summary.ttft.mean_s,
+        ttft_p99_s=summary.ttft.p99_s,
+        e2e_mean_s=summary.e2e.mean_s,
+        e2e_p99_s=summary.e2e.p99_s,
+        prompt=sum(record.prompt_tokens for record in result.records),
+        computed=sum(of_one.prefill_tokens for of_one in totals),
+        copied=sum(of_one.copied_tokens for of_one in totals),
+        copies=sum(of_one.copies for of_one in totals),
+        steady=str(steady.verdict),
+    )
+
+
+def known() -> dict[tuple[str, float | None, int], Measured]:
+    if not RESULTS.exists():
+        return {}
+    return {one.key: one for one in msgspec.json.decode(RESULTS.read_bytes(), type=list[Measured])}
+
+
+def keep(found: Mapping[tuple[str, float | None, int], Measured]) -> None:
+    order = [*CASES]
+    rows = sorted(found.values(), key=lambda one: (order.index(one.case), one.link_gb_per_s or 0.0, one.seed))
+    RESULTS.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, rows)) + b"\n]\n")
+
+
+def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
+    found = known()
+    wanted = [
+        (name, link, seed)
+        for seed in seeds
+        for name in names
+        for link in (None, *CASES[name].links)
+        if seed in CASES[name].seeds
+    ]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        pending = [pool.submit(measure, *key) for key in wanted if key not in found]
+        for future in as_completed(pending):
+            one = future.result()
+            found[one.key] = one
+            keep(found)
+            print(
+                f"{one.case:22} {one.link_gb_per_s or 0:6} {one.seed:3} ttft {one.ttft_mean_s:.3f} {one.ttft_p99_s:.3f}"
+                f" e2e {one.e2e_mean_s:.3f} {one.e2e_p99_s:.2f} computed {one.computed / one.prompt:.3f}"
+                f" copied {one.copied / one.prompt:.4f} {one.copies} {one.steady}",
+                flush=True,
+            )
+
+
+def table(found: Mapping[tuple[str, float | None, int], Measured]) -> str:
+    """Markdown: for each case and link, the changes against no link."""
+    rows = [
+        "| workload, requests/s | cluster | link | TTFT p99 | E2E mean | copied | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, case in CASES.items():
+        cluster = f"{case.replicas} x {'A6000, 7B' if case.profile != LLAMA else '(2 x H100), 70B'}"
+        for link in case.links:
+            seeds = [seed for seed in SEEDS if (name, link, seed) in found and (name, None, seed) in found]
+            if not seeds:
+                continue
+            ones = [found[name, link, seed] for seed in seeds]
+            others = [found[name, None, seed] for seed in seeds]
+            unsteady = sum(
+                one.steady != "steady" or other.steady != "steady" for one, other in zip(ones, others, strict=True)
+            )
+            remark = f", {unsteady} not steady" if unsteady else ""
+            rows.append(
+                f"| {name.removesuffix(', 70B')}, {case.rps:g} | {cluster} | {link:g} GB/s "
+                f"| {_change([one.ttft_p99_s for one in ones], [one.ttft_p99_s for one in others])} "
+                f"| {_change([one.e2e_mean_s for one in ones], [one.e2e_mean_s for one in others])} "
+                f"| {sum(one.copied for one in ones) / sum(one.prompt for one in ones):.1%} "
+                f"| {seeds[0]} to {seeds[-1]}{remark} |"
+            )
+    return "\n".join(rows)
+
+
+def _change(values: list[float], others: list[float]) -> str:
+    changes = [100 * (value / other - 1) for value, other in zip(values, others, strict=True)]
+    found = estimate(changes)
+    half = "" if found.half_width is None else f" ± {found.half_width:.0f}"
+    return f"{found.mean:+.0f}{half} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=[*CASES])
+    parser.add_argument("--seed", action="append", type=int)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--draw", action="store_true")
+    given = parser.parse_args()
+    if not given.draw:
+        run(given.case or [*CASES], tuple(given.seed or SEEDS), given.jobs)
+        note("copies")
+    fill([PAGE], {"copies": table(known()) + "\n"})
+
+
+if __name__ == "__main__":
+    main()
