@@ -14,7 +14,7 @@ import click
 from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.gateway_pages import GATEWAY
-from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, HttpUrl, api_key_option, workload_options
+from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, HttpUrl, api_key_option, option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
 if TYPE_CHECKING:
@@ -25,41 +25,26 @@ DEFAULT_REQUESTS = 200
 
 
 @click.command("bench")
-@click.option(
-    "--url",
-    type=HttpUrl(),
-    default=GATEWAY,
-    show_default=True,
-    help="The endpoint: Preble, or any OpenAI-compatible server.",
-)
+@option("--url", "The endpoint: Preble, or any OpenAI-compatible server.", HttpUrl(), default=GATEWAY)
 @workload_options(DEFAULT_REQUESTS)
-@click.option("--model", help="Model to ask for.  [default: the first that the endpoint serves]")
-@click.option(
-    "--replica",
-    "replicas",
-    type=HttpUrl(),
+@option("--model", "Model to ask for.  [default: the first that the endpoint serves]")
+@option(
+    "--replica replicas",
+    "A replica behind the endpoint; its own cache counters are read too. Repeatable.",
+    HttpUrl(),
     multiple=True,
-    help="A replica behind the endpoint; its own cache counters are read too. Repeatable.",
 )
-@click.option("--slo-ttft", type=POSITIVE_FLOAT, metavar="S", help="Limit of TTFT in seconds; reports goodput.")
-@click.option("--slo-tpot", type=POSITIVE_FLOAT, metavar="S", help="Limit of TPOT in seconds; reports goodput.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=POSITIVE_FLOAT,
-    default=600.0,
-    show_default=True,
-    help="The most seconds that a request may take.",
-)
-@click.option(
+@option("--slo-ttft", "Limit of TTFT in seconds; reports goodput.", POSITIVE_FLOAT, metavar="S")
+@option("--slo-tpot", "Limit of TPOT in seconds; reports goodput.", POSITIVE_FLOAT, metavar="S")
+@option("--timeout timeout_s", "The most seconds that a request may take.", POSITIVE_FLOAT, default=600.0)
+@option(
     "--ignore-eos/--no-ignore-eos",
+    "Ask for exactly the workload's output lengths; turn it off for servers without this field.",
     default=True,
-    show_default=True,
-    help="Ask for exactly the workload's output lengths; turn it off for servers without this field.",
 )
 @api_key_option
 @json_option("the result with every record")
-@click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw latency distributions (needs the extra `plot`).")
+@option("--plot", "Draw latency distributions (needs the extra `plot`).", OUTPUT_FILE, metavar="PNG")
 def command(api_key: str | None, json_file: Path | None, plot: Path | None, **options: Any) -> None:
     """Send a workload to an endpoint at fixed times (open loop), and measure TTFT, TPOT, E2E and hit rate.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT, all_of, order_option
+from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT, all_of, option, order_option
 from preble.core.replica.waiting_queue import QueueOrder
 
 if TYPE_CHECKING:
@@ -106,102 +106,76 @@ class ReplicaNumber(click.ParamType[tuple[str, float]]):
 
 
 _OPTIONS = (
-    click.option(
-        "--replicas", type=POSITIVE, default=4, show_default=True, help="Number of replicas: r0, r1, and so on."
-    ),
-    click.option(
+    option("--replicas", "Number of replicas: r0, r1, and so on.", POSITIVE, default=4),
+    option(
         "--profile",
+        "Cost profile: which GPU and model a replica behaves like.",
         default="a6000-mistral-7b",
-        show_default=True,
         metavar="NAME|FILE",
-        help="Cost profile: which GPU and model a replica behaves like.",
     ),
-    click.option("--kv-tokens", type=POSITIVE, help="KV cache of one replica, in tokens.  [default: the profile's]"),
-    click.option("--block-size", type=POSITIVE, default=16, show_default=True, help="Tokens in a block of KV cache."),
-    click.option(
-        "--max-batch-tokens",
-        type=POSITIVE,
-        default=2048,
-        show_default=True,
-        help="The most tokens that one iteration of a replica computes.",
-    ),
+    option("--kv-tokens", "KV cache of one replica, in tokens.  [default: the profile's]", POSITIVE),
+    option("--block-size", "Tokens in a block of KV cache.", POSITIVE, default=16),
+    option("--max-batch-tokens", "The most tokens that one iteration of a replica computes.", POSITIVE, default=2048),
     order_option("Order of the waiting requests on a replica."),
-    click.option(
-        "--window-s",
-        type=POSITIVE_FLOAT,
-        default=180.0,
-        show_default=True,
-        help="How far back load counts (H), in seconds.",
-    ),
-    click.option(
-        "--fail",
-        "failures",
+    option("--window-s", "How far back load counts (H), in seconds.", POSITIVE_FLOAT, default=180.0),
+    option(
+        "--fail failures",
+        "At T seconds the replica is lost, added or restarted. Repeatable.",
         multiple=True,
         metavar="T:KIND:REPLICA",
-        help="At T seconds the replica is lost, added or restarted. Repeatable.",
     ),
-    click.option(
-        "--speed",
-        "speeds",
-        type=ReplicaNumber(),
+    option(
+        "--speed speeds",
+        "A replica computes X times as fast as the profile says, 0.5 for half. Repeatable.",
+        ReplicaNumber(),
         multiple=True,
         metavar="REPLICA=X",
-        help="A replica computes X times as fast as the profile says, 0.5 for half. Repeatable.",
     ),
-    click.option(
-        "--kv-share",
-        "kv_shares",
-        type=ReplicaNumber(),
+    option(
+        "--kv-share kv_shares",
+        "A replica has X times the KV cache of the others. Repeatable.",
+        ReplicaNumber(),
         multiple=True,
         metavar="REPLICA=X",
-        help="A replica has X times the KV cache of the others. Repeatable.",
     ),
-    click.option(
-        "--profile-error",
-        type=POSITIVE_FLOAT,
-        default=1.0,
-        show_default=True,
-        help="The scheduler overestimates all times by this factor.",
-    ),
-    click.option(
+    option("--profile-error", "The scheduler overestimates all times by this factor.", POSITIVE_FLOAT, default=1.0),
+    option(
         "--knowledge-delay-s",
-        type=NOT_NEGATIVE_FLOAT,
+        "Seconds by which first tokens, ends and KV events reach the scheduler late.",
+        NOT_NEGATIVE_FLOAT,
         default=0.0,
-        show_default=True,
-        help="Seconds by which first tokens, ends and KV events reach the scheduler late.",
     ),
-    click.option(
-        "--dispatch-s", type=NOT_NEGATIVE_FLOAT, default=0.0, help="Delay of a request to its replica, in seconds."
+    option(
+        "--dispatch-s",
+        "Delay of a request to its replica, in seconds.",
+        NOT_NEGATIVE_FLOAT,
+        show_default=False,
+        default=0.0,
     ),
-    click.option(
+    option(
         "--gateways",
-        type=POSITIVE,
+        "Gateways, each with a scheduler of its own; a request goes to any of them (docs/concepts/scale.md).",
+        POSITIVE,
         default=1,
-        show_default=True,
-        help="Gateways, each with a scheduler of its own; a request goes to any of them (docs/concepts/scale.md).",
     ),
-    click.option(
-        "--gossip-delay",
-        "gossip_delay_s",
-        type=GossipDelay(),
+    option(
+        "--gossip-delay gossip_delay_s",
+        "Seconds until the other gateways know of a placement; never: they send each other nothing.",
+        GossipDelay(),
         default="0.05",
-        show_default=True,
         metavar="S|never",
-        help="Seconds until the other gateways know of a placement; never: they send each other nothing.",
     ),
-    click.option(
+    option(
         "--gossip-loss",
-        type=click.FloatRange(0, 1, max_open=True),
+        "Share of the messages between gateways that do not arrive.",
+        click.FloatRange(0, 1, max_open=True),
         default=0.0,
-        show_default=True,
-        help="Share of the messages between gateways that do not arrive.",
     ),
-    click.option(
-        "--gossip-cut",
-        "gossip_cuts",
+    option(
+        "--gossip-cut gossip_cuts",
+        "Between these seconds no message between gateways arrives. Repeatable.",
         multiple=True,
         metavar="FROM:UNTIL",
-        help="Between these seconds no message between gateways arrives. Repeatable.",
     ),
     click.option(
         "--link-gb-per-s",

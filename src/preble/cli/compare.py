@@ -12,7 +12,7 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, workload_shape_options
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, option, workload_shape_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_json, write_result
 from preble.errors import ConfigError
 
@@ -82,93 +82,81 @@ def _rate(text: str) -> float | str | None:
 
 
 @click.command("compare", cls=ListingCommand)
-@click.option(
-    "--workload",
-    "sources",
+@option(
+    "--workload sources",
+    f"{WORKLOAD_HELP} Once for each.",
     multiple=True,
     default=("tool_use",),
-    show_default=True,
     metavar="NAME|FILE|MIX",
-    help=f"{WORKLOAD_HELP} Once for each.",
 )
-@click.option(
-    "--policy",
-    "policies",
-    type=ListOption("names with commas between them", str),
+@option(
+    "--policy policies",
+    "What is compared; all: every policy.",
+    ListOption("names with commas between them", str),
     multiple=True,
     default=("preble,e2,round_robin,least_load",),
-    show_default=True,
     metavar="NAME,...",
-    help="What is compared; all: every policy.",
 )
-@click.option(
-    "--chunk",
-    "chunks",
-    type=ListOption("whole numbers with commas between them", int),
+@option(
+    "--chunk chunks",
+    "Run every policy with each of these --max-batch-tokens (docs/howto/engine-chunk.md).",
+    ListOption("whole numbers with commas between them", int),
+    show_default=False,
     default=(),
     metavar="N,...",
-    help="Run every policy with each of these --max-batch-tokens (docs/howto/engine-chunk.md).",
 )
-@click.option(
-    "--rps",
-    "rates",
-    type=ListOption(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
+@option(
+    "--rps rates",
+    "Requests a second on average. auto: search each policy's capacity, then run all at --load times the best "
+    "one. recorded: as the trace has it.",
+    ListOption(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
     multiple=True,
     default=(SEARCHED,),
-    show_default=True,
     metavar="N,...",
-    help="Requests a second on average. auto: search each policy's capacity, then run all at --load times the best "
-    "one. recorded: as the trace has it.",
 )
-@click.option(
-    "--load",
-    "loads",
-    type=ListOption("numbers with commas between them", float),
+@option(
+    "--load loads",
+    "With --rps auto: the rates to compare at, as shares of the best policy's capacity.",
+    ListOption("numbers with commas between them", float),
     default="0.8",
-    show_default=True,
     metavar="X,...",
-    help="With --rps auto: the rates to compare at, as shares of the best policy's capacity.",
 )
-@click.option(
-    "--seed",
-    "seeds",
-    type=ListOption("whole numbers with commas between them", int),
+@option(
+    "--seed seeds",
+    "Each is a repetition with other requests and arrivals; intervals come from several.",
+    ListOption("whole numbers with commas between them", int),
     multiple=True,
     default=("0",),
-    show_default=True,
     metavar="N,...",
-    help="Each is a repetition with other requests and arrivals; intervals come from several.",
 )
 @workload_shape_options("as many as come in --lasting-s")
-@click.option(
+@option(
     "--lasting-s",
-    type=POSITIVE_FLOAT,
-    help="Seconds for which requests arrive at each rate; a run ends earlier once it is clear whether it settles.  "
+    "Seconds for which requests arrive at each rate; a run ends earlier once it is clear whether it settles.  "
     f"[default: {LASTING_WINDOWS} times --window-s, unless --requests is given]",
+    POSITIVE_FLOAT,
 )
 @cluster_options
-@click.option(
-    "--slo-ttft",
-    "ttft_p99_s",
-    type=SloBound(),
+@option(
+    "--slo-ttft ttft_p99_s",
+    "Bound on the p99 of TTFT, in seconds, for all workloads or one.  [default: 2, unless --slo-e2e is given]",
+    SloBound(),
     multiple=True,
     metavar="[WORKLOAD=]S",
-    help="Bound on the p99 of TTFT, in seconds, for all workloads or one.  [default: 2, unless --slo-e2e is given]",
 )
-@click.option(
-    "--slo-e2e",
-    "e2e_mean_s",
-    type=SloBound(),
+@option(
+    "--slo-e2e e2e_mean_s",
+    "Bound on the mean E2E, in seconds, for all workloads or one.",
+    SloBound(),
     multiple=True,
     metavar="[WORKLOAD=]S",
-    help="Bound on the mean E2E, in seconds, for all workloads or one.",
 )
-@click.option("--jobs", type=POSITIVE, help="Simulations at once.  [default: one a core]")
+@option("--jobs", "Simulations at once.  [default: one a core]", POSITIVE)
 @json_option(
     f"the result with every run, after each of them, which otherwise goes to {KEPT} (runs that the file has "
     "already are not made again)"
 )
-@click.option("--html", type=OUTPUT_FILE, help="Write a page with figures (needs the extra `plot`).")
+@option("--html", "Write a page with figures (needs the extra `plot`).", OUTPUT_FILE)
 def command(json_file: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
     the highest rate that keeps the SLO in the long run: neither queues nor misses grow.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, option
 from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 
@@ -74,15 +74,14 @@ SCENARIOS: Mapping[str, DemoScenario] = MappingProxyType(
 
 @click.command("demo")
 @click.option("--engine", type=click.Choice(tuple(SCENARIOS)), default="vllm", show_default=True)
-@click.option(
+@option(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
+    "Folder for result.json, result.png, the records and the logs.",
+    click.Path(path_type=Path, file_okay=False),
     default=Path("build/demo"),
-    show_default=True,
-    help="Folder for result.json, result.png, the records and the logs.",
 )
-@click.option("--requests", type=POSITIVE, help="Requests under each policy.  [default: the engine's]")
-@click.option("--rps", type=POSITIVE_FLOAT, help="Requests a second.  [default: the engine's]")
+@option("--requests", "Requests under each policy.  [default: the engine's]", POSITIVE)
+@option("--rps", "Requests a second.  [default: the engine's]", POSITIVE_FLOAT)
 @click.option("--seed", type=int, default=0, show_default=True)
 def command(engine: str, out: Path, requests: int | None, rps: float | None, seed: int) -> None:
     """Send one tool-use workload to a small cluster under round robin and under `preble`, and show the difference.

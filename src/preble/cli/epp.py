@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, config_option, log_options, replica_options
+from preble.cli.options import PORT, config_option, log_options, option, replica_options
 from preble.config import GroupConfig
 from preble.errors import ConfigError
 from preble.gateway import signals
@@ -18,13 +18,13 @@ from preble.logs import configure_logging
 
 
 @click.command("epp")
-@click.option("--pool", help="Name of the InferencePool whose pods are the replicas.")
-@click.option("--namespace", help="Namespace of the pool and the lease.  [default: the picker's own]")
+@option("--pool", "Name of the InferencePool whose pods are the replicas.")
+@option("--namespace", "Namespace of the pool and the lease.  [default: the picker's own]")
 @replica_options
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
-@click.option("--grpc-port", type=PORT, help="Port that gateways ask.  [default: 9002]")
-@click.option("--port", type=PORT, help="Port of /metrics, /debug and the other pages.  [default: 8000]")
-@click.option("--lease", metavar="NAME", help="Kubernetes Lease that several pickers share; only its holder is ready.")
+@option("--host", "Address to listen on.  [default: 127.0.0.1]")
+@option("--grpc-port", "Port that gateways ask.  [default: 9002]", PORT)
+@option("--port", "Port of /metrics, /debug and the other pages.  [default: 8000]", PORT)
+@option("--lease", "Kubernetes Lease that several pickers share; only its holder is ready.", metavar="NAME")
 @config_option
 @log_options
 def command(

@@ -10,7 +10,7 @@ import click
 
 from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
-from preble.cli.options import HttpUrl, api_key_option, import_policy_option
+from preble.cli.options import HttpUrl, api_key_option, import_policy_option, option
 from preble.cli.output import STDOUT, json_option, write_json
 from preble.errors import ConfigError
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @click.command("explain")
 @click.argument("request_id")
-@click.option("--url", type=HttpUrl(), help=f"The gateway that placed it.  [default: {GATEWAY}]")
+@option("--url", f"The gateway that placed it.  [default: {GATEWAY}]", HttpUrl())
 @api_key_option
-@click.option(
+@option(
     "--log",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Read a decision log (of a gateway or of `preble simulate`) instead of asking a gateway.",
+    "Read a decision log (of a gateway or of `preble simulate`) instead of asking a gateway.",
+    click.Path(path_type=Path, dir_okay=False),
 )
 @import_policy_option
 @json_option("what is known")

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from preble.cli.cluster import workload_plan
-from preble.cli.options import seeded_workload_options
+from preble.cli.options import option, seeded_workload_options
 from preble.cli.output import OUTPUT_FILE, writing
 
 DEFAULT_REQUESTS = 5000
@@ -17,7 +17,7 @@ DEFAULT_REQUESTS = 5000
 
 @click.command("make")
 @click.argument("source", metavar="NAME|FILE|MIX")
-@click.option("-o", "--out", type=OUTPUT_FILE, required=True, help="The trace file; compressed if it ends in .gz.")
+@option("-o --out", "The trace file; compressed if it ends in .gz.", OUTPUT_FILE, required=True)
 @seeded_workload_options(DEFAULT_REQUESTS)
 def command(source: str, out: Path, requests: int | None, **options: Any) -> None:
     """Write a workload as a trace file: the requests that other commands send with the same options.

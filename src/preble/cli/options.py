@@ -57,10 +57,21 @@ class FiniteRange(click.FloatRange):
         return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
 
 
-import_policy_option = click.option(
+def option(
+    names: str, text: str, kind: Any = None, *, default: Any = None, **rest: Any
+) -> Callable[[Command], Command]:
+    """Add an option. `names`: the flags, and the parameter's name where it is another. `text`: for the help, which also
+    shows the default, unless `show_default` is False.
+    """
+    if default is not None:
+        rest = {"default": default, "show_default": True, **rest}
+    return click.option(*names.split(), type=kind, help=text, **rest)
+
+
+import_policy_option = option(
     "--import-policy",
+    "Import the policy that the log names as module:Class. Without this, such a log runs no code and is refused.",
     is_flag=True,
-    help="Import the policy that the log names as module:Class. Without this, such a log runs no code and is refused.",
 )
 PORT = click.IntRange(0, 65535)
 POSITIVE = click.IntRange(min=1)
@@ -78,42 +89,39 @@ WORKLOAD_HELP = (
 
 def policy_option(default: str | None) -> Callable[[Command], Command]:
     """Add `--policy`. `default`: None if the configuration file may set it."""
-    return click.option(
+    return option(
         "--policy",
-        type=PolicyName(),
-        default=default,
-        help="How to choose a replica: preble, e2 (the paper's), round_robin, least_load, or another of "
+        "How to choose a replica: preble, e2 (the paper's), round_robin, least_load, or another of "
         "docs/reference/policies.md; or module:Class, your own." + ("" if default else "  [default: preble]"),
-        show_default=default is not None,
+        PolicyName(),
+        default=default,
     )
 
 
 def replica_options(command: Command) -> Command:
     """Add the options that say which replicas there are, what they run, and how and with whom they are chosen."""
     options = (
-        click.option("--replica", "replicas", type=HttpUrl(), multiple=True, help="URL of a replica. Repeatable."),
-        click.option(
+        option("--replica replicas", "URL of a replica. Repeatable.", HttpUrl(), multiple=True),
+        option(
             "--engine",
-            metavar="NAME|MODULE:CLASS",
-            help="What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  "
+            "What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  "
             "[default: auto]",
+            metavar="NAME|MODULE:CLASS",
         ),
         policy_option(default=None),
-        click.option(
+        option(
             "--tokenizer",
+            "The model's tokenizer: a folder, or a name on the Hugging Face hub.  [default: ask the replicas]",
             metavar="PATH|NAME",
-            help="The model's tokenizer: a folder, or a name on the Hugging Face hub.  [default: ask the replicas]",
         ),
-        click.option(
-            "--profile",
-            metavar="NAME|FILE",
-            help="Cost profile of the replicas' GPU and model, which policies compare by.",
+        option(
+            "--profile", "Cost profile of the replicas' GPU and model, which policies compare by.", metavar="NAME|FILE"
         ),
-        click.option(
+        option(
             "--peers",
+            "NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
             multiple=True,
             metavar="nats://HOST:PORT",
-            help="NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
         ),
     )
     return all_of(options)(command)
@@ -121,42 +129,34 @@ def replica_options(command: Command) -> Command:
 
 def api_key_option(command: Command) -> Command:
     """Add `--api-key`, which the command gets as `api_key`: the same option for every server."""
-    return click.option(
+    return option(
         "--api-key",
+        "Bearer token, if the server requires one.",
         envvar="PREBLE_API_KEY",
         show_envvar=True,
         metavar="KEY",
-        help="Bearer token, if the server requires one.",
     )(command)
 
 
 def config_option(command: Command) -> Command:
     """Add `--config`, which the command gets as `config_path`."""
-    return click.option(
-        "--config",
-        "config_path",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="TOML file with every setting; flags and PREBLE_* variables override it. It is watched: replicas and most "
+    return option(
+        "--config config_path",
+        "TOML file with every setting; flags and PREBLE_* variables override it. It is watched: replicas and most "
         "settings change while serving.",
+        click.Path(path_type=Path, dir_okay=False),
     )(command)
 
 
 def log_options(command: Command) -> Command:
     """Add `--log-level` and `--log-format`, which the command gets as `log_level` and `log_format`."""
     options = (
-        click.option(
-            "--log-level",
-            type=click.Choice(LEVELS),
-            default="info",
-            show_default=True,
-            help="The least severe level to log.",
-        ),
-        click.option(
+        option("--log-level", "The least severe level to log.", click.Choice(LEVELS), default="info"),
+        option(
             "--log-format",
-            type=click.Choice(FORMATS),
+            "console for people, json for programs; both on stderr. auto: console on a terminal, else json.",
+            click.Choice(FORMATS),
             default="auto",
-            show_default=True,
-            help="console for people, json for programs; both on stderr. auto: console on a terminal, else json.",
         ),
     )
     return all_of(options)(command)
@@ -166,13 +166,7 @@ def workload_options(default_requests: int) -> Callable[[Command], Command]:
     """Add the options of a workload. `default_requests`: of a named workload, which has no end."""
     return all_of(
         (
-            click.option(
-                "--workload",
-                default="tool_use",
-                show_default=True,
-                metavar="NAME|FILE|MIX",
-                help=WORKLOAD_HELP,
-            ),
+            option("--workload", WORKLOAD_HELP, default="tool_use", metavar="NAME|FILE|MIX"),
             seeded_workload_options(
                 default_requests, f"{DEFAULT_RPS:g} for a named workload, otherwise the trace's own times"
             ),
@@ -186,18 +180,8 @@ def seeded_workload_options(
     """Add the options of a workload, without its name."""
     return all_of(
         (
-            click.option(
-                "--rps",
-                type=POSITIVE_FLOAT,
-                help=f"Requests a second on average.  [default: {default_rps}]",
-            ),
-            click.option(
-                "--seed",
-                type=int,
-                default=0,
-                show_default=True,
-                help="The same seed gives the same requests at the same times.",
-            ),
+            option("--rps", f"Requests a second on average.  [default: {default_rps}]", POSITIVE_FLOAT),
+            option("--seed", "The same seed gives the same requests at the same times.", int, default=0),
             workload_shape_options(default_requests),
         )
     )
@@ -206,35 +190,25 @@ def seeded_workload_options(
 def workload_shape_options(default_requests: int | str) -> Callable[[Command], Command]:
     """Add the options of a workload without its name, rate and seed, of which a command may take several."""
     options = (
-        click.option(
-            "--requests",
-            type=POSITIVE,
-            help=f"Number of requests.  [default: all of a trace, otherwise {default_requests}]",
-        ),
-        click.option(
+        option("--requests", f"Number of requests.  [default: all of a trace, otherwise {default_requests}]", POSITIVE),
+        option(
             "--arrivals",
-            default="poisson",
-            show_default=True,
-            metavar="KIND|FILE",
-            help="How requests are spread over time: poisson, gamma, uniform, onoff, burst (all at once), or as in a "
+            "How requests are spread over time: poisson, gamma, uniform, onoff, burst (all at once), or as in a "
             "trace file or a range of it, FILE[200:2200].",
+            default="poisson",
+            metavar="KIND|FILE",
         ),
-        click.option("--cv", type=POSITIVE_FLOAT, default=1.0, show_default=True, help="Burstiness of gamma arrivals."),
-        click.option(
+        option("--cv", "Burstiness of gamma arrivals.", POSITIVE_FLOAT, default=1.0),
+        option(
             "--popularity",
-            type=click.Choice(("uniform", "zipf", "recorded")),
-            help="How requests are spread over tools or documents.  [default: the workload's own]",
+            "How requests are spread over tools or documents.  [default: the workload's own]",
+            click.Choice(("uniform", "zipf", "recorded")),
         ),
-        click.option(
-            "--zipf",
-            type=NOT_NEGATIVE_FLOAT,
-            help="Exponent of --popularity zipf, which it implies.  [default: 1.1]",
-        ),
-        click.option(
-            "--prefixes",
-            "num_prefixes",
-            type=POSITIVE,
-            help="Number of different tools or documents.  [default: the workload's own]",
+        option("--zipf", "Exponent of --popularity zipf, which it implies.  [default: 1.1]", NOT_NEGATIVE_FLOAT),
+        option(
+            "--prefixes num_prefixes",
+            "Number of different tools or documents.  [default: the workload's own]",
+            POSITIVE,
         ),
     )
     return all_of(options)
@@ -253,10 +227,4 @@ def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command
 
 def order_option(whose: str) -> Callable[[Command], Command]:
     """Add `--order`, the order in which a replica serves its waiting requests. `whose`: for the help."""
-    return click.option(
-        "--order",
-        type=click.Choice([order.value for order in QueueOrder]),
-        default=QueueOrder.FCFS.value,
-        show_default=True,
-        help=whose,
-    )
+    return option("--order", whose, click.Choice([order.value for order in QueueOrder]), default=QueueOrder.FCFS.value)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from preble.cli.options import POSITIVE, HttpUrl, api_key_option
+from preble.cli.options import POSITIVE, HttpUrl, api_key_option, option
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
 from preble.core.types import Tier
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 @click.command("profile")
-@click.option("--url", type=HttpUrl(), required=True, help="The replica: vLLM, or another server with OpenAI's API.")
-@click.option("-o", "--output", type=OUTPUT_FILE, required=True, metavar="FILE", help="File of the profile (.json).")
-@click.option("--name", help="Name of the profile.  [default: the file's name]")
-@click.option("--plot", type=OUTPUT_FILE, metavar="PNG", help="Draw measurements and fit (needs the extra `plot`).")
-@click.option("--raw", type=OUTPUT_FILE, help="Keep every measured time, as JSON.")
-@click.option("--quick", is_flag=True, help="Fewer lengths, batches and repetitions: a rough profile.")
-@click.option("--model", help="Model to ask for.  [default: the replica's base model]")
-@click.option("--max-tokens", type=POSITIVE, help="Longest sequence to measure.  [default: the replica's longest]")
-@click.option("--kv-tokens", type=POSITIVE, help="Size of its KV cache in tokens.  [default: from its metrics]")
-@click.option(
+@option("--url", "The replica: vLLM, or another server with OpenAI's API.", HttpUrl(), required=True)
+@option("-o --output", "File of the profile (.json).", OUTPUT_FILE, required=True, metavar="FILE")
+@option("--name", "Name of the profile.  [default: the file's name]")
+@option("--plot", "Draw measurements and fit (needs the extra `plot`).", OUTPUT_FILE, metavar="PNG")
+@option("--raw", "Keep every measured time, as JSON.", OUTPUT_FILE)
+@option("--quick", "Fewer lengths, batches and repetitions: a rough profile.", is_flag=True)
+@option("--model", "Model to ask for.  [default: the replica's base model]")
+@option("--max-tokens", "Longest sequence to measure.  [default: the replica's longest]", POSITIVE)
+@option("--kv-tokens", "Size of its KV cache in tokens.  [default: from its metrics]", POSITIVE)
+@option(
     "--tier",
-    type=click.Choice([tier.value for tier in Tier]),
-    help="Measure how long KV is loaded from the host's memory or a store.  [default: do not]",
+    "Measure how long KV is loaded from the host's memory or a store.  [default: do not]",
+    click.Choice([tier.value for tier in Tier]),
 )
-@click.option("--typical-batch", type=POSITIVE, help="Sequences that decode together in service.  [default: up to 16]")
-@click.option("--machine", metavar="TEXT", help="Hardware, kept with the profile.  [default: this processor]")
-@click.option("--seed", type=int, help="Seed of the random prompts.  [default: a new one]")
+@option("--typical-batch", "Sequences that decode together in service.  [default: up to 16]", POSITIVE)
+@option("--machine", "Hardware, kept with the profile.  [default: this processor]", metavar="TEXT")
+@option("--seed", "Seed of the random prompts.  [default: a new one]", int)
 @api_key_option
 @json_option("the profile with its errors")
 def command(

@@ -9,7 +9,7 @@ import click
 
 from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import ask
-from preble.cli.options import HttpUrl
+from preble.cli.options import HttpUrl, option
 from preble.errors import ConfigError
 
 TIMEOUT_S = 5.0
@@ -21,8 +21,12 @@ def _own_url() -> str:
 
 
 @click.command("ready")
-@click.option(
-    "--url", type=HttpUrl(), default=_own_url, help="Whom to ask.  [default: http://127.0.0.1:8000, or PREBLE_PORT]"
+@option(
+    "--url",
+    "Whom to ask.  [default: http://127.0.0.1:8000, or PREBLE_PORT]",
+    HttpUrl(),
+    show_default=False,
+    default=_own_url,
 )
 def command(url: str) -> None:
     """Ask whether a server takes requests, for the health check of a container. Says so in one line.

@@ -8,18 +8,16 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, config_option, log_options, replica_options
+from preble.cli.options import PORT, config_option, log_options, option, replica_options
 from preble.gateway import signals
 from preble.logs import configure_logging
 
 
 @click.command("select")
 @replica_options
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
-@click.option(
-    "--lease", type=float, metavar="S", help="Seconds that a reservation lasts without a report.  [default: 300]"
-)
+@option("--host", "Address to listen on.  [default: 127.0.0.1]")
+@option("--port", "Port to listen on; 0 lets the system choose.  [default: 8000]", PORT)
+@option("--lease", "Seconds that a reservation lasts without a report.  [default: 300]", float, metavar="S")
 @config_option
 @log_options
 def command(

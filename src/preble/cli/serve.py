@@ -8,21 +8,21 @@ from typing import Any
 
 import click
 
-from preble.cli.options import PORT, config_option, log_options, replica_options
+from preble.cli.options import PORT, config_option, log_options, option, replica_options
 from preble.gateway import signals
 from preble.logs import configure_logging
 
 
 @click.command("serve")
 @replica_options
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
-@click.option("--port", type=PORT, help="Port to listen on; 0 lets the system choose.  [default: 8000]")
-@click.option(
+@option("--host", "Address to listen on.  [default: 127.0.0.1]")
+@option("--port", "Port to listen on; 0 lets the system choose.  [default: 8000]", PORT)
+@option(
     "--workers",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Front-end processes that share the port, plus one scheduler process; 0: one process does all.  "
+    "Front-end processes that share the port, plus one scheduler process; 0: one process does all.  "
     "[default: cores - 1, at most 4]",
+    click.IntRange(0),
+    metavar="N",
 )
 @config_option
 @log_options

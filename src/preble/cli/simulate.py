@@ -12,7 +12,7 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import CommandFailure
-from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, policy_option, workload_options
+from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, option, policy_option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 from preble.errors import ConfigError
 from preble.logs import configure_logging
@@ -32,12 +32,12 @@ DEFAULT_REQUESTS = 1000
 @workload_options(DEFAULT_REQUESTS)
 @policy_option("preble")
 @cluster_options
-@click.option("--sample-s", type=POSITIVE_FLOAT, help="Seconds between samples of each replica's state (--json).")
+@option("--sample-s", "Seconds between samples of each replica's state (--json).", POSITIVE_FLOAT)
 @json_option("the result with every record")
-@click.option(
+@option(
     "--decision-log",
-    type=OUTPUT_FILE,
-    help="Log every decision, for `preble explain --log` and `preble replay` (docs/howto/explain.md).",
+    "Log every decision, for `preble explain --log` and `preble replay` (docs/howto/explain.md).",
+    OUTPUT_FILE,
 )
 def command(json_file: Path | None, decision_log: Path | None, **options: Any) -> None:
     """Play a workload on a simulated cluster: Preble's real schedulers, and iterations as long as a profile says.

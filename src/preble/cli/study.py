@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preble.cli.options import POSITIVE
+from preble.cli.options import POSITIVE, option
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_json, write_result
 from preble.errors import ConfigError
 
@@ -23,18 +23,16 @@ DEFAULT_REQUESTS = 5000
 
 @click.command("study")
 @click.argument("sources", nargs=-1, required=True, metavar="NAME|FILE...")
-@click.option(
-    "--requests", type=POSITIVE, help=f"Requests of each.  [default: all of a trace, otherwise {DEFAULT_REQUESTS}]"
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of named workloads.")
-@click.option(
+@option("--requests", f"Requests of each.  [default: all of a trace, otherwise {DEFAULT_REQUESTS}]", POSITIVE)
+@option("--seed", "Seed of named workloads.", int, default=0)
+@option(
     "--tokenizer",
-    type=click.Path(path_type=Path, exists=True),
+    "A model's tokenizer.json, for prompts of text.  [default: a word is a token]",
+    click.Path(path_type=Path, exists=True),
     metavar="FILE|FOLDER",
-    help="A model's tokenizer.json, for prompts of text.  [default: a word is a token]",
 )
 @json_option("every number")
-@click.option("--html", "html_file", type=OUTPUT_FILE, help="Write one page with figures (extra `plot`).")
+@option("--html html_file", "Write one page with figures (extra `plot`).", OUTPUT_FILE)
 def command(
     sources: tuple[str, ...],
     requests: int | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from preble.cli.options import PORT, POSITIVE, log_options, policy_option
+from preble.cli.options import PORT, POSITIVE, log_options, option, policy_option
 from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 from preble.logs import LogLosses, configure_logging
@@ -26,26 +26,20 @@ EMULATED_PROFILE = "a6000-mistral-7b"
 
 
 @click.command("up")
-@click.option(
-    "--engine", type=click.Choice(("vllm", "sglang", "emulator")), required=True, help="What the replicas run."
-)
-@click.option("--model", metavar="PATH|NAME", help="A folder or a name on the hub; emulated: any name.")
-@click.option("--replicas", "num_replicas", type=POSITIVE, default=2, show_default=True, help="How many to start.")
-@click.option("--host", help="Address of the gateway.  [default: 127.0.0.1]")
-@click.option("--port", type=PORT, help="Port of the gateway; 0 lets the system choose.  [default: 8000]")
+@option("--engine", "What the replicas run.", click.Choice(("vllm", "sglang", "emulator")), required=True)
+@option("--model", "A folder or a name on the hub; emulated: any name.", metavar="PATH|NAME")
+@option("--replicas num_replicas", "How many to start.", POSITIVE, default=2)
+@option("--host", "Address of the gateway.  [default: 127.0.0.1]")
+@option("--port", "Port of the gateway; 0 lets the system choose.  [default: 8000]", PORT)
 @policy_option(default=None)
-@click.option(
+@option(
     "--profile",
+    f"Cost profile: how emulated replicas behave (default {EMULATED_PROFILE}), and the gateway's cost model.",
     metavar="NAME|FILE",
-    help=f"Cost profile: how emulated replicas behave (default {EMULATED_PROFILE}), and the gateway's cost model.",
 )
-@click.option("--kv-tokens", type=POSITIVE, help="KV cache of a replica in tokens.  [default: the engine's choice]")
-@click.option(
-    "--log-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("build/up"),
-    show_default=True,
-    help="Where each replica's log goes.",
+@option("--kv-tokens", "KV cache of a replica in tokens.  [default: the engine's choice]", POSITIVE)
+@option(
+    "--log-dir", "Where each replica's log goes.", click.Path(path_type=Path, file_okay=False), default=Path("build/up")
 )
 @log_options
 @click.argument("engine_arguments", nargs=-1, type=click.UNPROCESSED)
