@@ -58,7 +58,7 @@ def surface() -> Iterator[str]:
             yield from of_python(f"{module.__name__}.{name}", getattr(module, name))
     yield from of_plug_ins()
     yield from (f"entry points {group}" for group in (registry.ENTRY_POINTS, policies.ENTRY_POINTS))
-    yield from of_commands(cli, click.Context(cli, info_name="preble"))
+    yield from of_commands(cli, click.Context(cli, info_name="preble", **cli.context_settings))
     yield from of_settings()
     yield from (f"metric {one.name} {one.kind} {' '.join(one.labels)}".rstrip() for one in TABLE)
     yield from (f"path {path}" for path in (*ENDPOINTS, *PATHS))
@@ -122,7 +122,8 @@ def of_plug_ins() -> Iterator[str]:
 
 
 def of_commands(command: click.Command, context: click.Context) -> Iterator[str]:
-    for parameter in command.get_params(context):
+    yield f"command {context.command_path} flag --help"
+    for parameter in command.params:  # not `get_params`: what that adds depends on what ran before
         if not getattr(parameter, "hidden", False):
             is_flag = isinstance(parameter, click.Option) and parameter.is_flag
             names = ", ".join((*parameter.opts, *parameter.secondary_opts))
