@@ -47,7 +47,8 @@ Where another replica caches more of the prompt than i, i may copy that instead 
 Then P_i is the prefill of the rest, and the request waits for the copy, C_i seconds, if that is longer than W_i. Nobody
 else waits for it. But it evicts more than what is computed, since it is popular and stays. So it needs room for
 `_COPY_EVICTS` times its tokens. Where there is none, M_i is so many times e times the terms with P_i as without the
-copy, and without discount.
+copy, and without discount. A replica that is chosen to compute the prefix evicts the same either way, so it copies if
+that is sooner.
 
 Answers differ in length, and often by what the prompt begins with. o is learned for each prefix (`PrefixHistory`). Two
 requests decode together for as long as the shorter one does; the sum over those in flight of the shorter length is at
@@ -274,22 +275,24 @@ class _Delays(Sequence[Candidate]):
 
 
 class _DelaysWithCopies(_Delays):
-    """Delays where a replica may copy a prefix from another one. `copies`: those that add the least delay on their
-    replica, by position in `view.replicas`; None where there is none.
+    """Delays where a replica may copy a prefix from another one. `copies`: those that are made if the replica is
+    chosen, by position in `view.replicas`; None where there is none.
     """
 
-    __slots__ = ("_evicts", "copies")
+    __slots__ = ("_evicts", "_in_place_of_computing", "copies")
 
     def __init__(self, view: ClusterView, ttft_value: float, crowding: float) -> None:
         super().__init__(view, ttft_value, crowding)
         self.copies = view.copies()
         self._evicts = [False] * len(self._replicas)
+        self._in_place_of_computing = -1
 
     def least(self, view: ClusterView, rng: Random) -> int:
         """Do as `_Delays.least`, with copies."""
         computed = super().least(view, rng)
         tokens_to_come = view.request.num_prompt_tokens + self._expected_tokens
         least_s, best = super()._candidate(computed).cost_s, [computed]
+        its_copy: PrefixCopy | None = None
         for i, replica in enumerate(self._replicas):
             copy = self.copies[i]
             if copy is None:
@@ -300,6 +303,8 @@ class _DelaysWithCopies(_Delays):
             if not self._is_sooner(i, copy):
                 self.copies[i] = None
                 continue
+            if i == computed:
+                its_copy = copy
             cost_s = self._load_delay_s(i, replica) + self._copy_delay_s(i, replica, copy)
             cost_s += self._copy_eviction_s(i, replica)
             if cost_s >= super()._candidate(i).cost_s:
@@ -308,12 +313,23 @@ class _DelaysWithCopies(_Delays):
                 least_s, best = cost_s, [i]
             elif cost_s == least_s:
                 best.append(i)
-        return best[0] if len(best) == 1 else rng.choice(best)
+        i = best[0] if len(best) == 1 else rng.choice(best)
+        if i == computed and self.copies[i] is None and its_copy is not None:
+            self.copies[i], self._in_place_of_computing = its_copy, i
+        return i
 
     def _candidate(self, index: int) -> Candidate:
         copy, replica = self.copies[index], self._replicas[index]
         if copy is None:
             return super()._candidate(index)
+        if index == self._in_place_of_computing:
+            found = super()._candidate(index)  # it costs no more than this
+            found.matched_tokens, found.copied_tokens, found.copy_s = copy.matched_tokens, copy.tokens, copy.seconds
+            found.own_wait_s, found.own_prefill_s = (
+                max(self._waiting_s[replica], copy.seconds),
+                self._rest_s(index, copy),
+            )
+            return found
         replica_id = self._ids[replica]
         assert replica_id is not None
         return Candidate(

@@ -227,6 +227,20 @@ def test_a_copy_costs_what_it_evicts(cached_elsewhere: int, copies: bool) -> Non
     assert (placement.replica_id, placement.transfer is not None) == ((B, True) if copies else (A, False))
 
 
+def test_a_replica_that_must_have_the_prefix_copies_it_whatever_is_evicted() -> None:
+    made = scheduler(kv_capacity_tokens=10_000)
+    cache(made)
+    others = pack_tokens(run_of(6, 10_000))
+    assert made.on_stored(BlocksStored(B, tuple(range(1000, 2000)), None, others, BLOCK), 0.0)
+    made._cluster.recomputation.share = 0.5
+    placement = ask(made, avoid=frozenset({A}))
+    assert placement.transfer is not None
+    assert (placement.replica_id, placement.transfer.source, placement.matched_tokens) == (B, A, 1000)
+    (candidate,) = placement.candidates
+    assert (candidate.copied_tokens, candidate.matched_tokens) == (1000, 1000)
+    assert candidate.own_prefill_s == pytest.approx(0.01) and candidate.own_wait_s == pytest.approx(0.11)
+
+
 def test_ends_of_copies_are_reported_to_listeners() -> None:
     heard: list[SchedulerEvent] = []
 
