@@ -16,6 +16,7 @@ from preble.core.costs.model import CostModel as CostModel
 from preble.core.costs.model import CostProfile as CostProfile
 from preble.core.costs.refit import CostFactors as CostFactors
 from preble.core.costs.refit import RefitSettings as RefitSettings
+from preble.core.placing.promises import Forecast as Forecast
 from preble.core.placing.scheduler import GlobalScheduler as GlobalScheduler
 from preble.core.placing.snapshot import HotPrefix as HotPrefix
 from preble.core.placing.snapshot import ReplicaState as ReplicaState
@@ -48,6 +49,7 @@ from preble.core.types import ReplicaId as ReplicaId
 from preble.core.types import ReplicaSpec as ReplicaSpec
 from preble.core.types import Request as Request
 from preble.core.types import RequestId as RequestId
+from preble.core.types import Target as Target
 from preble.core.types import Tier as Tier
 from preble.core.types import Transfer as Transfer
 from preble.core.types import TransferKind as TransferKind

@@ -137,7 +137,7 @@ async def test_a_request_that_waits_for_its_place_is_placed_here_when_the_proces
     async with host(tmp_path) as (one, _):
         own = one.serving._socket
         assert own is not None
-        for peer in own.peers:
+        for peer in own.carriers:
             peer.received = lambda message: None  # type: ignore[method-assign]  # it has stopped to answer
         waiting = asyncio.create_task(one.placed().__aenter__())
         await asyncio.sleep(0)
@@ -270,7 +270,7 @@ async def test_metrics_are_sums_and_outlive_a_front_end(tmp_path: Path) -> None:
         line = 'preble_responses_total{model="",path="/v1/completions",status="200"} 2.0'
         assert line in (await one.serving.exposition()).decode()
         await one.front_end.close()
-        await eventually(lambda: not one.serving._socket.peers)  # type: ignore[union-attr]
+        await eventually(lambda: not one.serving._socket.carriers)  # type: ignore[union-attr]
         assert line in (await one.serving.exposition()).decode()
 
 
@@ -307,7 +307,7 @@ async def test_a_front_end_without_requests_is_heard_less_often(tmp_path: Path) 
 @pytest.mark.plain
 async def test_a_request_takes_two_messages_to_the_scheduler_process(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, _):
-        [peer] = one.serving._socket.peers  # type: ignore[union-attr]
+        [peer] = one.serving._socket.carriers  # type: ignore[union-attr]
         received, hears = [], peer.received
 
         def hear(message: protocol.ToScheduler) -> None:
@@ -453,7 +453,7 @@ async def test_a_client_that_leaves_while_its_request_moves_has_the_move_withdra
     tmp_path: Path,
 ) -> None:
     async with host(tmp_path, policy="round_robin") as (one, fakes):
-        [peer] = one.serving._socket.peers  # type: ignore[union-attr]
+        [peer] = one.serving._socket.carriers  # type: ignore[union-attr]
         received, hears = [], peer.received
 
         def hear(message: protocol.ToScheduler) -> None:

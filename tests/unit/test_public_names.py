@@ -20,12 +20,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 PUBLIC_NAMES = """
     BlocksDemoted BlocksEvicted BlocksShared BlocksStored CacheCleared CacheDrift Candidate CapacitySlo Choice
     ClusterView ComparePlan CompareResult ConfigError CostFactors CostModel CostProfile CostTable Ended Engine
-    EngineInfo EventsLost Failure FailureKind FirstToken Fleet GlobalScheduler HotPrefix LaunchOptions Learned
+    EngineInfo EventsLost Failure FailureKind FirstToken Fleet Forecast GlobalScheduler HotPrefix LaunchOptions Learned
     LearnedLength Moved NoReplicaError NotPlaced Outcome PackedHashes PackedTokens PeerForgotten PeerHeld PeerId
     PeerPlaced PeerReported Placement Policy PrebleError PrefixCopy PrefixReplication PromptPiece PromptTooLong
     Reason RefitSettings ReplicaAdded ReplicaId ReplicaIndex ReplicaRemoved ReplicaSpec ReplicaState ReplicaView
     Reported Request RequestId RequestPlaced SchedulerEvent SchedulerListener SchedulerState Segment SimConfig
-    SimResult Stored Tier TimerEvent Transfer TransferFailed TransferKind Transferred TrustChanged UnknownRequest
+    SimResult Stored Target Tier TimerEvent Transfer TransferFailed TransferKind Transferred TrustChanged UnknownRequest
     Workload WorkloadPlan WorkloadRequest __version__ choose_by compare_policies load_profile make_policy
     make_workload pack_tokens policy_names profile_names read_trace simulate workload_names write_trace
 """.split()  # noqa: SIM905

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Annotated, Literal
 
 import msgspec
@@ -118,6 +119,8 @@ class PlaceLine(_Event, frozen=True, tag="place"):
     max_output_tokens: int | None = None
     model: str = ""
     keeps_kv: bool = True
+    first_token_by: float | None = None
+    tpot_s: float | None = None
     placement: PlacementRow | None = None
     error: str | None = None
 
@@ -132,6 +135,8 @@ class PlaceLine(_Event, frozen=True, tag="place"):
             frozenset(map(ReplicaId, self.avoid)),
             self.model,
             self.keeps_kv,
+            inf if self.first_token_by is None else self.first_token_by,
+            inf if self.tpot_s is None else self.tpot_s,
         )
         if request.num_prompt_tokens != self.num_prompt_tokens:
             raise ValueError(f"the prompt has {request.num_prompt_tokens} tokens, not {self.num_prompt_tokens}")
@@ -376,6 +381,8 @@ def _place_line(
         max_output_tokens=request.max_output_tokens,
         model=request.model,
         keeps_kv=request.keeps_kv,
+        first_token_by=request.first_token_by if request.first_token_by < inf else None,
+        tpot_s=request.tpot_s if request.tpot_s < inf else None,
         placement=placement,
         error=error,
     )

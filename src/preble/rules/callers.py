@@ -67,8 +67,10 @@ class Followed(Protocol):
 
     request: Request
     placed_at: float
-    has_begun: bool
     stalls: bool
+
+    @property
+    def has_begun(self) -> bool: ...
 
     @property
     def placement(self) -> Placement: ...

@@ -140,8 +140,8 @@ class LocalPlaced(Placed):
     """A placement in the process that has the scheduler.
 
     `request`, `terms`: of whom it is. `model`: as metrics name it. `arrived_at`: when the request had arrived.
-    `has_begun`: its first token has come. `is_lost`: its replica has left the rotation, so the scheduler has forgotten
-    it. `stalls`: its replica is ejected because it begins no answer.
+    `begun_at`: when its first token came, None before. `is_lost`: its replica has left the rotation, so the scheduler
+    has forgotten it. `stalls`: its replica is ejected because it begins no answer.
     """
 
     __slots__ = (
@@ -149,7 +149,7 @@ class LocalPlaced(Placed):
         "_place_again",
         "_table",
         "arrived_at",
-        "has_begun",
+        "begun_at",
         "is_lost",
         "model",
         "request",
@@ -174,10 +174,16 @@ class LocalPlaced(Placed):
         self.terms = terms
         self.model = model
         self.arrived_at = placed_at if terms.arrived_at is None else min(terms.arrived_at, placed_at)
-        self.has_begun = self.is_lost = self.stalls = False
+        self.begun_at: float | None = None
+        self.is_lost = self.stalls = False
         self._table = table
         self._place_again = place_again
         self._may_retry_freely = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first token has come."""
+        return self.begun_at is not None
 
     def stall(self, now: float) -> None:
         """The replica is ejected because it begins no answer."""
@@ -203,7 +209,7 @@ class LocalPlaced(Placed):
         if isinstance(fact, Ended):
             self._may_retry_freely = fact.outcome is Outcome.ENGINE_REFUSED
         elif isinstance(fact, FirstToken):
-            self.has_begun = True
+            self.begun_at = self._table.loop.time()
         elif isinstance(fact, Moved):
             self.engine = self._table.replicas.engine(fact.replica_id)
             fact = Moved(fact.replica_id, self.placement.replica_id)

@@ -17,6 +17,7 @@ from typing import Protocol
 import structlog
 
 from preble.config import EjectionConfig, RetryConfig
+from preble.core.placing.promises import Forecast
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, ReplicaId, Request, RequestId
 from preble.core.types.life import Alive, Ended, Fact, FirstToken, Lost, Moved, Started
@@ -230,12 +231,7 @@ class Dispatcher:
         now, started = self._loop.time(), time.perf_counter()
         if self.placements.quarantine.suspects:
             self._refuse_deadly(request, terms, now)
-        of_model = self.replicas.of_model(terms.model)
-        others = of_model.others
-        if of_model.base_model != request.model:
-            request = dataclasses.replace(request, model=of_model.base_model)
-        if held_back := self.replicas.held_back:
-            others |= held_back
+        request, others = self._of_model(request, terms)
         placement = self._chosen(request, others, now)
         took_s = time.perf_counter() - started
         try:
@@ -245,6 +241,24 @@ class Dispatcher:
             raise
         self.placements.start(placed, took_s)
         return placed
+
+    def forecast(self, request: Request, terms: Terms) -> Forecast:
+        """Return what the request could have at best if it were placed now. Raises: as `place`."""
+        now = self._loop.time()
+        request, others = self._of_model(request, terms)
+        away = others | self._ejection.avoided(now)
+        try:
+            return self._scheduler.forecast(_avoiding(request, away) if away else request, now)
+        except NoReplicaError:
+            return self._scheduler.forecast(_avoiding(request, others), now)
+
+    def _of_model(self, request: Request, terms: Terms) -> tuple[Request, frozenset[ReplicaId]]:
+        """Return the request as the scheduler gets it, and the replicas of other models or drained ones."""
+        of_model = self.replicas.of_model(terms.model)
+        if of_model.base_model != request.model:
+            request = dataclasses.replace(request, model=of_model.base_model)
+        held_back = self.replicas.held_back
+        return request, of_model.others | held_back if held_back else of_model.others
 
     def _refuse_deadly(self, request: Request, terms: Terms, now: float) -> None:
         """Raises: Quarantined: replicas have died of such a request."""

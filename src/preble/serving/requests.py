@@ -20,7 +20,7 @@ from preble.prompts.endpoints.sessions import SESSION_NAME
 from preble.rules.callers import ANYBODY, Caller
 from preble.rules.key_limits import KeyLimits
 from preble.serving.telemetry.tracing import Trace
-from preble.serving.terms import MAX_WAIT, PRIORITY, Terms
+from preble.serving.terms import MAX_WAIT, PRIORITY, Terms, target_of
 
 SESSION = b"x-session-id"
 """What vLLM reads a session's name from; it puts the name into its KV events."""
@@ -54,8 +54,9 @@ class ParsedRequest:
 
     @property
     def terms(self) -> Terms:
-        """On which terms it is placed."""
+        """On which terms it is placed. Raises: RequestError: a header with a target is wrong."""
         if self._terms is None:
+            target = target_of(self.headers, self.caller)
             priority, max_wait = self.headers.get(PRIORITY), self.headers.get(MAX_WAIT)
             self._terms = Terms(
                 self.request_id,
@@ -68,6 +69,8 @@ class ParsedRequest:
                 self.fields.service_tier,
                 self.arrived_at,
                 self.trace is not None and self.trace.is_recording,
+                target.ttft_s,
+                target.tpot_s,
             )
         return self._terms
 

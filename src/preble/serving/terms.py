@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from preble.core.types import NO_TARGET, Target
 from preble.errors import RequestError
 from preble.rules.callers import ANYBODY, Caller
 
 PRIORITY = b"x-preble-priority"
 MAX_WAIT = b"x-preble-max-wait"
+TTFT_TARGETS = (b"x-preble-ttft-ms", b"x-llm-d-slo-ttft-ms", b"x-sgl-ttft-slo-ms")
+"""In milliseconds; the first that a request has counts. The others are those of llm-d and SGLang."""
+TPOT_TARGETS = (b"x-preble-tpot-ms", b"x-llm-d-slo-tpot-ms")
+TOKENS_PER_S = b"x-sgl-tps-slo"
+"""SGLang's way to say the time between two tokens."""
+_LARGEST = 1e9
+TargetSeconds = Annotated[float, Meta(gt=0, le=_LARGEST)]
 MonotonicSeconds = Annotated[float, Meta(ge=0, le=1e12)]
 """A time of the event loop's clock."""
 
@@ -23,6 +31,7 @@ class Terms(Struct, frozen=True, array_like=True):
     `priority`, `max_wait`: the headers as the client sent them. `tier`: the body's `service_tier`.
     `arrived_at`: when the whole request had arrived, by the event loop's clock; None if unknown.
     `is_traced`: whether the carrier wants to know the candidates of its placements.
+    `ttft_target_s`, `tpot_target_s`: what it asks for, see `core.types.Target`.
     """
 
     request_id: str
@@ -35,6 +44,15 @@ class Terms(Struct, frozen=True, array_like=True):
     tier: str | None = None
     arrived_at: MonotonicSeconds | None = None
     is_traced: bool = False
+    ttft_target_s: TargetSeconds | None = None
+    tpot_target_s: TargetSeconds | None = None
+
+    @property
+    def target(self) -> Target | None:
+        """What it asks for; None for nothing."""
+        if self.ttft_target_s is None and self.tpot_target_s is None:
+            return None
+        return Target(self.ttft_target_s, self.tpot_target_s)
 
 
 def rank_of(terms: Terms, classes: Sequence[str]) -> int:
@@ -50,3 +68,41 @@ def rank_of(terms: Terms, classes: Sequence[str]) -> int:
     if name not in classes:
         raise RequestError(f"{PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(classes)}")
     return max(best, classes.index(name))
+
+
+def target_of(headers: Mapping[bytes, bytes], caller: Caller) -> Target:
+    """Return what a request asks for: by its headers, else by its key, and nothing shorter than the key may ask for.
+
+    Raises: RequestError: a header is not a number of milliseconds, or of tokens a second.
+    """
+    key = caller.limits
+    ttft_ms, tpot_ms = _first(headers, TTFT_TARGETS), _first(headers, TPOT_TARGETS)
+    if tpot_ms is None and (tokens_per_s := _number(headers, TOKENS_PER_S)) is not None:
+        tpot_ms = 1000 / tokens_per_s
+    if key is not None:
+        ttft_ms = _bounded(key.ttft_ms if ttft_ms is None else ttft_ms, key.least_ttft_ms)
+        tpot_ms = _bounded(key.tpot_ms if tpot_ms is None else tpot_ms, key.least_tpot_ms)
+    if ttft_ms is None and tpot_ms is None:
+        return NO_TARGET
+    return Target(None if ttft_ms is None else ttft_ms / 1000, None if tpot_ms is None else tpot_ms / 1000)
+
+
+def _first(headers: Mapping[bytes, bytes], names: Sequence[bytes]) -> float | None:
+    return next((given for name in names if (given := _number(headers, name)) is not None), None)
+
+
+def _number(headers: Mapping[bytes, bytes], name: bytes) -> float | None:
+    """Raises: RequestError: it is not a number above 0."""
+    if (given := headers.get(name)) is None:
+        return None
+    try:
+        number = float(given)
+    except ValueError:
+        number = 0.0
+    if not 0 < number <= _LARGEST:
+        raise RequestError(f"{name.decode()}: {given[:50].decode('latin-1')!r} is not a number above 0")
+    return number
+
+
+def _bounded(asked_ms: float | None, least_ms: float | None) -> float | None:
+    return asked_ms if asked_ms is None or least_ms is None else max(asked_ms, least_ms)

@@ -19,6 +19,7 @@ from preble.serving.placed import LocalPlaced
 from preble.serving.placements import Dispatcher
 from preble.serving.terms import MAX_WAIT, Terms, rank_of
 
+_PROMISING_S = 60.0
 _LOOK_AGAIN_S = 1.0
 """While requests wait, at least this often: nobody reports when a replica's ejection or hold ends."""
 
@@ -33,7 +34,8 @@ class _Waiter:
 class Turns:
     """Drives the fair queue of the core: with requests, with what happens to them, and with the event loop's clock.
 
-    Requests without a tenant, which all are where no key is asked for, are placed at once.
+    Requests without a tenant, which all are where no key is asked for, are placed at once, but for those with a target,
+    and all that come within `_PROMISING_S` of one: they wait here, so that what is urgent need not wait in a replica.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Turns:
         self._waiters: dict[RequestId, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._taking: AbstractSet[ReplicaId] = frozenset()
+        self._promising_until = -inf
         dispatcher.placements.listen(limits, Ended)
         dispatcher.placements.listen(self, Started, FirstToken, Moved, Ended)
         dispatcher.replicas.listen(self._note_replicas)
@@ -91,20 +94,23 @@ class Turns:
 
     def takes_turns(self, terms: Terms) -> bool:
         """Return whether a request has to wait for its turn."""
-        return bool(terms.caller.tenant) and self._config.enabled
+        if not self._config.enabled:
+            return False
+        return bool(terms.caller.tenant) or terms.target is not None or self._loop.time() < self._promising_until
 
     async def place(self, request: Request, terms: Terms) -> LocalPlaced:
         """Wait for the request's turn, if it takes turns, then place it.
 
-        Raises: Overloaded: it cannot have its turn in time. RequestError: a header is wrong. NoReplicaError,
-        PromptTooLong, UnknownModel: as `Dispatcher.place`.
+        Raises: Overloaded: it cannot have its turn in time, or its target cannot be kept. RequestError: a header is
+        wrong. NoReplicaError, PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
         if not self.takes_turns(terms):
             return self.place_at_once(request, terms)
+        start_by = self._promise(request, terms)
         tokens, came_at = request.num_prompt_tokens, self._loop.time()
         self._limits.charge(terms.caller, tokens, came_at)
         try:
-            placed = await self._place_in_turn(request, terms)
+            placed = await self._place_in_turn(request, terms, start_by)
         except (PrebleError, asyncio.CancelledError):
             self._limits.charge(terms.caller, -tokens, self._loop.time())  # it was not served
             raise
@@ -112,14 +118,42 @@ class Turns:
         return placed
 
     def place_at_once(self, request: Request, terms: Terms) -> LocalPlaced:
-        """Place a request that takes no turns. Raises: NoReplicaError, PromptTooLong, UnknownModel."""
+        """Place a request that takes no turns.
+
+        Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its target cannot be kept.
+        """
+        self._promise(request, terms)
         placed = self._dispatcher.place(request, terms)
         if terms.caller.limits is not None:
             self._limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
         self._dispatcher.placements.telemetry.had_turn(placed.model, 0.0)
         return placed
 
-    async def _place_in_turn(self, request: Request, terms: Terms) -> LocalPlaced:
+    def _promise(self, request: Request, terms: Terms) -> float | None:
+        """Let the request have its target, and return by when it must go for that; None where it has none, or one that
+        could not even be kept if nothing waited. That one is served as it comes.
+
+        Raises: Overloaded: it cannot be kept now, but perhaps later. Others: as `Dispatcher.place`.
+        """
+        if terms.target is None:
+            return None
+        now = self._loop.time()
+        self._promising_until = now + _PROMISING_S
+        request.promise(terms.target, now if terms.arrived_at is None else min(terms.arrived_at, now))
+        forecast = self._dispatcher.forecast(request, terms)
+        if not forecast.is_possible(request, now):
+            return None
+        if (late_s := forecast.late_s(request, now)) > 0.0:
+            raise self._too_late(terms, late_s)
+        return forecast.start_by(request)
+
+    def _too_late(self, terms: Terms, late_s: float) -> Overloaded:
+        label = self._dispatcher.replicas.label(terms.model)
+        self._dispatcher.placements.telemetry.target_refused(terms, label)
+        text = f"no replica can keep this request's target now; perhaps in {late_s:.1f} s"
+        return Overloaded(text, retry_after_s=late_s)
+
+    async def _place_in_turn(self, request: Request, terms: Terms, start_by: float | None) -> LocalPlaced:
         caller = terms.caller
         rank, max_wait_s = rank_of(terms, self._config.classes), _max_wait_s(terms.max_wait)
         able = self._dispatcher.replicas.able_to_serve(request, terms.model)
@@ -135,6 +169,7 @@ class Turns:
             rank=rank,
             kind=able,
             max_wait_s=max_wait_s,
+            start_by=start_by,
         )
         self._refuse(refused)
         self._call_up()
@@ -214,7 +249,11 @@ class Turns:
     def _refuse(self, refused: list[TurnRefused]) -> None:
         for refusal in refused:
             waiter = self._waiters.pop(refusal.request_id, None)
-            if waiter is not None and not waiter.placed.done():
+            if waiter is None or waiter.placed.done():
+                continue
+            if waiter.terms.target is not None:
+                waiter.placed.set_exception(self._too_late(waiter.terms, refusal.retry_after_s))
+            else:
                 text = "this request cannot have its turn in time; other requests of this key go first"
                 waiter.placed.set_exception(Overloaded(text, retry_after_s=refusal.retry_after_s))
 

@@ -118,17 +118,19 @@ class FairAdmission:
         rank: int = 0,
         kind: Hashable = None,
         max_wait_s: float | None = None,
+        start_by: float | None = None,
     ) -> list[TurnRefused]:
         """Take a request that comes; return who is refused for that, at once: it, or one that waits.
 
         `rank`: lower ones go first, whoever sends them. `kind`: equal for requests that the same replicas can serve.
-        `max_wait_s`: shorter than everybody's.
+        `max_wait_s`: shorter than everybody's. `start_by`: when it must go for its target to be kept; it is taken only
+        if that can be, and waits on if it turns out otherwise.
         """
         habits = self._habits_of(tenant)
         cost_s = self._cost_model.prefill_s(num_prompt_tokens) * habits.missed_share
         cost_s += self._cost_model.decode_s(habits.output_tokens, num_prompt_tokens)
         deadline = now + min(self._settings.max_wait_s, inf if max_wait_s is None else max_wait_s)
-        entry = self._waiting[request_id] = Waiting(request_id, tenant, cost_s, now, deadline, rank, kind)
+        entry = self._waiting[request_id] = Waiting(request_id, tenant, cost_s, now, deadline, rank, kind, start_by)
         return self._forget(self._queue.offer(entry, now, self._gate.pending_s))
 
     def next(self, now: float, where: Callable[[RequestId], Where] = lambda request_id: None) -> RequestId | None:

@@ -48,7 +48,8 @@ class InFlightRequest:
     matched tokens that had been computed by then, not only were to be; `confirmed_used_s`: when the least recently used
     of them had last been used. `is_assumed`: another gateway has placed it. `has_ended`: it is no longer in flight.
     `noted_tokens`, `noted_at`: how many output tokens of it `RunningAnswers` has noted, and when. `transfer`: what is
-    on its way to its replica; `waited_for_transfer`: whether anything was.
+    on its way to its replica; `waited_for_transfer`: whether anything was. `predicted_ttft_s`, `predicted_tpot_s`: the
+    times that were predicted when it was placed, 0 where they were not.
 
     What `TimingSamples` notes of it: `number`: requests placed on its replica so far, this one included. `undisturbed`:
     no other prompt was waiting when it was placed. `num_decoding`, `decoding_tokens`: others in decode then, and their
@@ -74,6 +75,8 @@ class InFlightRequest:
         "num_decoding",
         "number",
         "placed_at",
+        "predicted_tpot_s",
+        "predicted_ttft_s",
         "prefills_s",
         "replica",
         "request",
@@ -101,6 +104,8 @@ class InFlightRequest:
         self.has_ended = False
         self.noted_tokens = 0.0
         self.noted_at = 0.0
+        self.predicted_ttft_s = 0.0
+        self.predicted_tpot_s = 0.0
         self.number = 0
         self.undisturbed = False
         self.num_decoding = 0

@@ -1,8 +1,9 @@
 """The requests in flight, and all that each of them counts for from its placement to its end.
 
-A request in flight is known to six parts of the scheduler. `ReplicaTable` counts it on its replica, and `LoadWindow` in
-the load of the window. `PrefixIndex` counts a use of its prefix, and `CacheTracker` expects the replica to cache it.
-`TimingSamples` measures how long its work takes, and `RunningAnswers` looks whether its answer is longer than expected.
+A request in flight is known to seven parts of the scheduler. `ReplicaTable` counts it on its replica, and `LoadWindow`
+in the load of the window. `PrefixIndex` counts a use of its prefix, and `CacheTracker` expects the replica to cache it.
+`TimingSamples` measures how long its work takes, `RunningAnswers` looks whether its answer is longer than expected, and
+`Promises` learns how far its predicted times were off.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.replicas import InFlightRequest, InFlightTransfer
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
+from preble.core.placing.promises import Promises
 from preble.core.placing.running_answers import RunningAnswers
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.prefixes.radix_tree import Match, Node
@@ -26,13 +28,14 @@ _OVER: Final = Request(RequestId(""), PackedTokens(b""))
 class InFlightTable:
     """Requests by id. `num_assumed`: those of them that another gateway placed."""
 
-    def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples) -> None:
+    def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples, promises: Promises) -> None:
         self._cluster = cluster
         self._replicas = cluster.replicas
         self._index = cluster.index
         self._window = cluster.window
         self._tracker = tracker
         self._timing = timing
+        self._promises = promises
         self._running = RunningAnswers(cluster, timing)
         self._entries: dict[RequestId, InFlightRequest] = {}
         self.num_assumed = 0
@@ -61,8 +64,8 @@ class InFlightTable:
         *,
         assumed_tokens: int | None = None,
         copy: PrefixCopy | None = None,
-    ) -> None:
-        """The request is placed on `replica`, where `matched` prompt tokens are cached and the rest takes `prefill_s`.
+    ) -> InFlightRequest:
+        """Take in a request placed on `replica`, where `matched` prompt tokens are cached; the rest takes `prefill_s`.
 
         `match`: of the prompt with the trees as they are now. `assumed_tokens`: if another gateway placed the request,
         the length of its prompt, whose tokens may be unknown here. `copy`: after which so much is cached there, None
@@ -95,6 +98,7 @@ class InFlightTable:
         self._timing.placed(entry)
         self._entries[request.request_id] = entry
         self._replicas.start(entry)
+        return entry
 
     def transferred(self, entry: InFlightRequest) -> None:
         """What was to be sent to the replica has arrived. Changes nothing where nothing is on its way."""
@@ -121,6 +125,7 @@ class InFlightTable:
         self._timing.first_token(entry, now, seen=seen)
         if seen:
             self._running.follow(entry)
+            self._promises.begun(entry, now)
         self._tracker.computed(entry, now)
 
     def finish(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
@@ -131,6 +136,7 @@ class InFlightTable:
             work_done = entry.first_token_at is not None
             if work_done:
                 self._timing.finished(entry, output_tokens, cached_tokens, now)
+                self._promises.finished(entry, output_tokens, now)
             if cached_tokens is not None:
                 self._tracker.compare(entry, cached_tokens, now)
             if work_done:
@@ -160,6 +166,7 @@ class InFlightTable:
             self._end_transfer(entry)
             self._running.withdraw(entry)
             entry.has_ended = True
+            self._promises.ended(entry)
             del self._entries[entry.request.request_id]
             self.num_assumed -= entry.is_assumed
         self._timing.remove_replica(replica)
@@ -211,6 +218,7 @@ class InFlightTable:
         self._end_transfer(entry)
         del self._entries[entry.request.request_id]
         entry.has_ended = True
+        self._promises.ended(entry)
         self.num_assumed -= entry.is_assumed
         self._replicas.end(entry)
         self._tracker.end(entry, now, work_done=work_done)

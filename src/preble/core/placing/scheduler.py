@@ -15,6 +15,7 @@ from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
 from preble.core.placing.assumed import AssumedRequests
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
+from preble.core.placing.promises import Forecast, Promises
 from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes, take_snapshot
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Choice, Policy, Watching, failure_of
@@ -100,7 +101,8 @@ class GlobalScheduler:
             index_budget_bytes=index_budget_bytes,
         )
         timing = TimingSamples(self._cluster, self._refit)
-        self._in_flight = InFlightTable(self._cluster, self._tracker, timing)
+        self._promises = Promises()
+        self._in_flight = InFlightTable(self._cluster, self._tracker, timing, self._promises)
         self._assumed = AssumedRequests(self._cluster, self._tracker, self._in_flight)
         self._watching = policy if isinstance(policy, Watching) else None
         if self._watching is not None:
@@ -145,6 +147,10 @@ class GlobalScheduler:
         eligible = self._replicas.eligible(request)
         match = self._cluster.match(request, request.model)
         view = ClusterView(request, eligible, match, self._cluster, now)
+        has_target = request.has_target
+        if has_target and (keeping := self._promises.keeping(view)) != eligible:
+            eligible = keeping
+            view = ClusterView(request, eligible, match, self._cluster, now)
         choice = self._chosen(view)
         if not isinstance(choice, Choice):
             raise PolicyError(f"policy {self.policy.name!r} returned {choice!r}; return a Choice")
@@ -157,8 +163,10 @@ class GlobalScheduler:
             return self._place_with_copy(view, choice, copy)
         matched = view.matched_on(choice.replica)
         prefill_s = view.prefill_s(matched) + view.loading_s(choice.replica)
-        waiting_s = view.waiting_prefill_s[choice.replica]
-        self._in_flight.start(request, choice.replica, matched, prefill_s, match, now)
+        predicted_ttft_s = view.first_token_s(choice.replica)
+        predicted_tpot_s = view.tpot_s(choice.replica) if has_target else 0.0
+        entry = self._in_flight.start(request, choice.replica, matched, prefill_s, match, now)
+        self._promises.placed(entry, predicted_ttft_s, predicted_tpot_s)
         return Placement(
             request.request_id,
             self._replicas.replica_id(choice.replica),
@@ -167,14 +175,17 @@ class GlobalScheduler:
             request.num_prompt_tokens,
             choice.candidates,
             self._replicas.untrusted_ids,
-            waiting_s + prefill_s * view.slowness(choice.replica),
+            predicted_ttft_s,
         )
 
     def _place_with_copy(self, view: ClusterView, choice: Choice, copy: PrefixCopy) -> Placement:
         request, matched = view.request, copy.matched_tokens
         prefill_s = view.prefill_s(matched)
         waiting_s = max(view.waiting_prefill_s[choice.replica], copy.seconds)
-        self._in_flight.start(request, choice.replica, matched, prefill_s, view.match, view.now, copy=copy)
+        predicted_ttft_s = waiting_s + prefill_s * view.slowness(choice.replica)
+        predicted_tpot_s = view.tpot_s(choice.replica) if request.has_target else 0.0
+        entry = self._in_flight.start(request, choice.replica, matched, prefill_s, view.match, view.now, copy=copy)
+        self._promises.placed(entry, predicted_ttft_s, predicted_tpot_s)
         return Placement(
             request.request_id,
             self._replicas.replica_id(choice.replica),
@@ -183,7 +194,7 @@ class GlobalScheduler:
             request.num_prompt_tokens,
             choice.candidates,
             self._replicas.untrusted_ids,
-            waiting_s + prefill_s * view.slowness(choice.replica),
+            predicted_ttft_s,
             Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds),
         )
 
@@ -194,6 +205,15 @@ class GlobalScheduler:
             if isinstance(error, PrebleError) or type(self.policy).__module__.startswith("preble."):
                 raise
             raise failure_of(self.policy, error) from error
+
+    def forecast(self, request: Request, now: float) -> Forecast:
+        """Return what a request that comes now can nearly always have at best. Changes nothing.
+
+        O(prompt tokens at memcmp speed + replicas). Raises: NoReplicaError, PromptTooLong: as `place`.
+        """
+        eligible = self._replicas.eligible(request)
+        match = self._cluster.match(request, request.model)
+        return self._promises.forecast(ClusterView(request, eligible, match, self._cluster, now))
 
     def move(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
         """The driver sent a request to another replica than it was placed on: its load and its prefix move there.

@@ -384,6 +384,24 @@ class ClusterView:
             self._prefill_s = self._cluster.cost_model.prefill_s(self._num_tokens - matched_tokens, matched_tokens)
         return self._prefill_s
 
+    def first_token_s(self, replica: ReplicaIndex) -> float:
+        """Return seconds to the request's first token: what waits there, then its own prompt, at the replica's speed.
+        O(depth).
+        """
+        own_s = self.prefill_s(self.matched_on(replica)) + self.loading_s(replica)
+        return (self._table.waiting_prefill_s[replica] + own_s) * self.slowness(replica)
+
+    def tpot_s(self, replica: ReplicaIndex, *, alone: bool = False) -> float:
+        """Return seconds between two tokens once the request and all that are in flight there decode together; `alone`:
+        if nothing were in flight.
+        """
+        prompts_tokens, together = self._num_tokens, 1
+        if not alone:
+            prompts_tokens += self._table.decoding_tokens[replica] + self._table.waiting_prefill_tokens[replica]
+            together += self._table.num_requests[replica]
+        step_s = self.cost_model.decode_iteration_s(together, prompts_tokens)
+        return step_s * self.decode_pace * self.slowness(replica)
+
     def matched_tokens(self, replicas: Sequence[ReplicaIndex]) -> list[int]:
         """Do as `matched_on`, for each of several replicas. O(replicas + depth)."""
         if len(replicas) <= 2:

@@ -11,14 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from math import inf
 from typing import Final, NewType, overload
 
+from preble.core.types.plain import NO_TARGET as NO_TARGET
 from preble.core.types.plain import NOTHING_LEARNED as NOTHING_LEARNED
 from preble.core.types.plain import Candidate as Candidate
 from preble.core.types.plain import Learned as Learned
 from preble.core.types.plain import LearnedLength as LearnedLength
 from preble.core.types.plain import ReplicaId as ReplicaId
 from preble.core.types.plain import ReplicaSpec as ReplicaSpec
+from preble.core.types.plain import Target as Target
 
 RequestId = NewType("RequestId", str)
 PeerId = NewType("PeerId", str)
@@ -127,7 +130,8 @@ class Request:
     `avoid`: replicas that must not get the request, for example because they have failed it already. `model`: the base
     model that must answer it, "" for any. Only replicas of that model get it, and it shares KV only with its prompts.
     `keeps_kv`: whether the replica keeps KV that later prompts can use; embeddings and the like leave none, so they are
-    placed by load alone.
+    placed by load alone. `first_token_by`: when its first token must have come, in the scheduler's time; `tpot_s`:
+    seconds that each further one may take. Both infinite where nobody has asked for that.
     """
 
     request_id: RequestId
@@ -137,6 +141,8 @@ class Request:
     avoid: frozenset[ReplicaId] = frozenset()
     model: str = ""
     keeps_kv: bool = True
+    first_token_by: float = inf
+    tpot_s: float = inf
     num_prompt_tokens: int = field(init=False, repr=False, compare=False)
 
     def __init__(  # by hand, here and in `Placement`: compiled, that takes a third of the time
@@ -148,6 +154,8 @@ class Request:
         avoid: frozenset[ReplicaId] = frozenset(),
         model: str = "",
         keeps_kv: bool = True,
+        first_token_by: float = inf,
+        tpot_s: float = inf,
     ) -> None:
         if not isinstance(prompt, bytes):
             raise TypeError(
@@ -160,7 +168,19 @@ class Request:
         self.avoid = avoid
         self.model = model
         self.keeps_kv = keeps_kv
+        self.first_token_by = first_token_by
+        self.tpot_s = tpot_s
         self.num_prompt_tokens = len(prompt) // TOKEN_BYTES
+
+    def promise(self, target: Target, arrived_at: float) -> None:
+        """Ask for a target, before the request is placed. `arrived_at`: when it came, in the scheduler's time."""
+        self.first_token_by = inf if target.ttft_s is None else arrived_at + target.ttft_s
+        self.tpot_s = inf if target.tpot_s is None else target.tpot_s
+
+    @property
+    def has_target(self) -> bool:
+        """Whether anybody has asked for its first token or the others by a time."""
+        return self.first_token_by < inf or self.tpot_s < inf
 
     @classmethod
     def of(cls, request_id: str, token_ids: Iterable[int], max_output_tokens: int | None = None) -> Request:

@@ -66,6 +66,18 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """How fast an answer is to be. `ttft_s`: seconds from its arrival to the first token; `tpot_s`: between two tokens.
+    None: as it comes."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+
+NO_TARGET: Final = Target()
+
+
+@dataclass(frozen=True, slots=True)
 class LearnedLength:
     """How long the answers to one prefix are: `output_tokens` in `answers`.
 

@@ -15,6 +15,7 @@ from random import Random
 
 import msgspec
 
+from preble.core.placing.promises import Forecast
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.policies.policy import Policy
@@ -103,10 +104,16 @@ class Gateways:
     def policy(self) -> Policy:
         return self.schedulers[0].policy
 
+    def forecast(self, request: Request, now: float) -> Forecast:
+        return self._scheduler_of(request).forecast(request, now)
+
     def place(self, request: Request, now: float) -> Placement:
         self._now = now
-        gateway = self._gateway_of.setdefault(request.request_id, self._rng.randrange(len(self.schedulers)))
-        return self.schedulers[gateway].place(request, now)
+        return self._scheduler_of(request).place(request, now)
+
+    def _scheduler_of(self, request: Request) -> GlobalScheduler:
+        at = self._gateway_of.setdefault(request.request_id, self._rng.randrange(len(self.schedulers)))
+        return self.schedulers[at]
 
     def on_transferred(self, request_id: RequestId, now: float) -> None:
         self.schedulers[self._gateway_of[request_id]].on_transferred(request_id, now)

@@ -18,7 +18,17 @@ from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
 from preble.core.replica.sequence import Finished
-from preble.core.types import BlocksStored, KvEvent, PackedTokens, Placement, ReplicaId, Request, RequestId
+from preble.core.types import (
+    NO_TARGET,
+    BlocksStored,
+    KvEvent,
+    PackedTokens,
+    Placement,
+    ReplicaId,
+    Request,
+    RequestId,
+    Target,
+)
 from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.writer import LogWriter
 from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestError
@@ -67,6 +77,7 @@ class Simulation:
     one that records or has a policy of its own. `on_record` is given each request's record when it ends. `on_placement`
     is given each placement and its time. `watch` may end the run early. `admission`: the gateway's queue, in which
     requests of the tenants that `tenant_of` names wait before they are placed; None: they are placed when they come.
+    `target_of`: what a request asks for; one that no replica can give it is refused.
     """
 
     def __init__(
@@ -80,6 +91,7 @@ class Simulation:
         watch: Watch | None = None,
         admission: FairAdmission | None = None,
         tenant_of: Callable[[WorkloadRequest], str] = lambda asked: "",
+        target_of: Callable[[WorkloadRequest], Target] = lambda asked: NO_TARGET,
     ) -> None:
         self._config = config
         self._workload = workload
@@ -91,6 +103,7 @@ class Simulation:
         self._scheduler = scheduler or make_cluster_scheduler(config)
         self._admission = admission
         self._tenant_of = tenant_of
+        self._target_of = target_of
         self._timer_s = -inf
         """When the scheduler's timer is due; minus infinity while that is to be asked."""
         self._agenda = Agenda()
@@ -166,11 +179,20 @@ class Simulation:
         request = Request(RequestId(asked.request_id), self._script.take_prompt(asked), asked.output_tokens)
         answer = self._script.answer(asked, request.prompt)
         call = self._calls[request.request_id] = _Call(asked, request, answer, now)
+        request.promise(self._target_of(asked), now)
+        start_by = None
+        if request.has_target:
+            forecast = self._scheduler.forecast(request, now)
+            if forecast.is_possible(request, now):
+                if forecast.late_s(request, now) > 0.0:
+                    self._end(call, now, error=REFUSED)
+                    return
+                start_by = forecast.start_by(request)
         if self._admission is None:
             self._place(call, now)
             return
-        tenant = self._tenant_of(asked)
-        self._refuse(self._admission.offer(request.request_id, tenant, request.num_prompt_tokens, now), now)
+        tenant, num_tokens = self._tenant_of(asked), request.num_prompt_tokens
+        self._refuse(self._admission.offer(request.request_id, tenant, num_tokens, now, start_by=start_by), now)
         self._place_next(now)
 
     def _place_next(self, now: float) -> None:

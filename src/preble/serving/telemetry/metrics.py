@@ -31,6 +31,7 @@ from preble.serving.telemetry.exposition import in_text
 from preble.serving.telemetry.numbers import Numbers, Reading, note
 from preble.serving.telemetry.readings import of_process
 from preble.serving.telemetry.table import GAP_S, SHORT_S, TINY_S
+from preble.serving.terms import Terms
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 OTHER_TENANTS = "other"
@@ -148,12 +149,22 @@ class Telemetry:
         """A prompt's turn to be placed has come."""
         self.numbers.observe("preble_queueing_seconds", model, value=waited_s)
 
+    def target_refused(self, terms: Terms, model: str) -> None:
+        """A request was refused, since its target could not be kept."""
+        for what, target_s in (("ttft", terms.ttft_target_s), ("tpot", terms.tpot_target_s)):
+            if target_s is not None:
+                self._target(terms, model, what, "refused")
+
+    def _target(self, terms: Terms, model: str, what: str, outcome: str) -> None:
+        self.numbers.add("preble_targets_total", self._label(terms.caller), model, what, outcome)
+
     def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
         """Count what happens to a placement, and log its end."""
         replica, model = placed.placement.replica_id, placed.model
         of_replica = self._of.get((replica, model)) or self._of_replica(replica, model)
         if isinstance(fact, Ended):
             self._ended(placed, fact, of_replica, now - placed.arrived_at)
+            self._note_pace(placed, fact, now)
         elif isinstance(fact, Started):
             self._started(placed.placement, of_replica, fact.took_s)
         elif isinstance(fact, FirstToken):
@@ -163,10 +174,20 @@ class Telemetry:
                 note(of_replica.ttft_error, SHORT_S, abs(waited_s - predicted_s))
             if tenant := self._label(placed.terms.caller):
                 self.numbers.observe("preble_tenant_ttft_seconds", tenant, model, value=ttft_s)
+            if (ttft_target_s := placed.terms.ttft_target_s) is not None:
+                self._target(placed.terms, model, "ttft", "kept" if ttft_s <= ttft_target_s else "broken")
         elif isinstance(fact, Moved) and fact.source is not None:
             self.placed_again(fact.source, model)
             self._of_replica(fact.source, model).running[0] -= 1
             of_replica.running[0] += 1
+
+    def _note_pace(self, placed: LocalPlaced, end: Ended, now: float) -> None:
+        """Count whether a streamed answer that has ended well came as fast as it was asked for."""
+        tpot_s, begun_at, tokens = placed.terms.tpot_target_s, placed.begun_at, end.output_tokens or 0
+        if tpot_s is None or begun_at is None or tokens < 2 or end.outcome is not Outcome.OK:
+            return
+        is_kept = (now - begun_at) / (tokens - 1) <= tpot_s
+        self._target(placed.terms, placed.model, "tpot", "kept" if is_kept else "broken")
 
     def _started(self, placement: Placement, of_replica: _OfReplica, took_s: float) -> None:
         note(self._placing, TINY_S, took_s)

@@ -102,6 +102,15 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
             _seconds(
                 "ttft_error", "Between the measured time from placing to the first byte and the predicted one.", "model"
             ),
+            _counter(
+                "targets",
+                "Targets of streamed answers that were kept or broken, and of requests that were refused for them; "
+                "`ttft` or `tpot`.",
+                "tenant",
+                "model",
+                "target",
+                "outcome",
+            ),
             _gauge("prompts_admitted", "Prompts between admission and the end of their answer."),
             _gauge(
                 "prompts_queued",

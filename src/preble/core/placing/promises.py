@@ -1,0 +1,153 @@
+"""Targets of requests: which replicas keep them, and how predictions have turned out.
+
+A prediction is what happens on average, and a promise has to hold nearly always. So each predicted time counts as
+longer here, by what `_SURE` of the last outcomes kept. A request with a target goes to a
+replica that keeps it, and also what was promised to others there; among those the policy chooses. If none does, the
+policy chooses among all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import Final
+
+from preble.core.cluster.replicas import InFlightRequest
+from preble.core.policies.view import ClusterView
+from preble.core.replica_index import ReplicaIndex, ReplicaSet
+from preble.core.types import Request, RequestId
+
+_SURE: Final = 0.98
+_KEPT: Final = 256
+"""Outcomes that count: some seconds of a busy cluster."""
+_FEWEST: Final = 32
+"""With fewer, predictions are believed as they are."""
+_MIN_OUTPUT_TOKENS: Final = 16
+"""A shorter answer tells little of the time between its tokens."""
+
+
+class Outcomes:
+    """By how many seconds times were longer than predicted, over the last requests.
+
+    Differences, not ratios: they are about as large for short times as for long ones, since most come from the
+    iterations that a request shares with others.
+    """
+
+    __slots__ = ("_excess_s", "_next", "_sorted")
+
+    def __init__(self) -> None:
+        self._excess_s: list[float] = []
+        self._next = 0
+        self._sorted: list[float] | None = None
+
+    def note(self, predicted_s: float, actual_s: float) -> None:
+        """One more time is known. O(1)."""
+        if len(self._excess_s) < _KEPT:
+            self._excess_s.append(actual_s - predicted_s)
+        else:
+            self._excess_s[self._next] = actual_s - predicted_s
+        self._next = (self._next + 1) % _KEPT
+        self._sorted = None
+
+    def excess_s(self, share: float = _SURE) -> float:
+        """Return the excess that this share of the outcomes kept; 0 while too few are known. O(outcomes log outcomes)
+        after a new one.
+        """
+        if len(self._excess_s) < _FEWEST:
+            return 0.0
+        if self._sorted is None:
+            self._sorted = sorted(self._excess_s)
+        return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a request can nearly always have at best, in seconds.
+
+    `ttft_s`: to its first token, on the replica that begins its answer first. `prefill_s`: those of them that its own
+    prompt takes. `tpot_s`: between two tokens, on the replica that decodes fastest; `alone_tpot_s`: there, on average,
+    if nothing else ran.
+    """
+
+    ttft_s: float
+    prefill_s: float
+    tpot_s: float
+    alone_tpot_s: float
+
+    def is_possible(self, request: Request, now: float) -> bool:
+        """Return whether its target could be kept if there were nothing else to do. Where it could not, no later time
+        would be better; but once its prompt is computed, the next one that begins alike may keep the target.
+        """
+        return now + self.prefill_s <= request.first_token_by and self.alone_tpot_s <= request.tpot_s
+
+    def late_s(self, request: Request, now: float) -> float:
+        """Return by how much its target would be missed at best if it went now; not above 0 if that can be kept."""
+        late_s = now + self.ttft_s - request.first_token_by
+        return late_s if self.tpot_s <= request.tpot_s else max(late_s, self.tpot_s - request.tpot_s)
+
+    def start_by(self, request: Request) -> float:
+        """Return when the request must go to a replica for its first token to come in time."""
+        return request.first_token_by - self.prefill_s
+
+
+class Promises:
+    """What was promised to the requests in flight, and how far predictions can be trusted."""
+
+    def __init__(self) -> None:
+        self.ttft = Outcomes()
+        self.tpot = Outcomes()
+        self._tpot_s: dict[ReplicaIndex, dict[RequestId, float]] = {}
+        """By replica and request: seconds that each further token may take, where that was promised."""
+
+    def placed(self, entry: InFlightRequest, predicted_ttft_s: float, predicted_tpot_s: float) -> None:
+        """A request is in flight, with these predictions; `predicted_tpot_s` is 0 if nobody has asked."""
+        entry.predicted_ttft_s = predicted_ttft_s
+        entry.predicted_tpot_s = predicted_tpot_s
+        if entry.request.tpot_s < inf:
+            self._tpot_s.setdefault(entry.replica, {})[entry.request.request_id] = entry.request.tpot_s
+
+    def begun(self, entry: InFlightRequest, now: float) -> None:
+        """Its first token has come."""
+        if entry.predicted_ttft_s > 0.0:
+            self.ttft.note(entry.predicted_ttft_s, now - entry.placed_at)
+
+    def finished(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:
+        """It has ended well."""
+        if entry.predicted_tpot_s > 0.0 and entry.first_token_at is not None and output_tokens >= _MIN_OUTPUT_TOKENS:
+            self.tpot.note(entry.predicted_tpot_s, (now - entry.first_token_at) / (output_tokens - 1))
+
+    def ended(self, entry: InFlightRequest) -> None:
+        """It is not in flight any more."""
+        if entry.request.tpot_s < inf:
+            held = self._tpot_s.get(entry.replica, {})
+            held.pop(entry.request.request_id, None)
+            if not held:
+                self._tpot_s.pop(entry.replica, None)
+
+    def keeping(self, view: ClusterView) -> ReplicaSet:
+        """Return the replicas that keep the request's targets and what was promised there; all, where none does.
+
+        O(replicas + promises in flight).
+        """
+        longest_s = view.request.first_token_by - view.now - self.ttft.excess_s()
+        keeping = 0
+        for replica in view.replicas:
+            if view.first_token_s(replica) <= longest_s and self._keeps_pace(view, replica):
+                keeping |= 1 << replica
+        return keeping or view.eligible
+
+    def forecast(self, view: ClusterView) -> Forecast:
+        """Return what the request can have at best. O(replicas)."""
+        best = min(view.replicas, key=view.first_token_s)
+        ttft_s = view.first_token_s(best)
+        prefill_s = ttft_s - view.waiting_prefill_s[best]
+        tpot_s = min([view.tpot_s(replica) for replica in view.replicas])
+        alone_s = min([view.tpot_s(replica, alone=True) for replica in view.replicas])
+        excess_s = self.ttft.excess_s()
+        return Forecast(ttft_s + excess_s, prefill_s + excess_s, tpot_s + self.tpot.excess_s(), alone_s)
+
+    def _keeps_pace(self, view: ClusterView, replica: ReplicaIndex) -> bool:
+        slowest_s = view.request.tpot_s
+        if held := self._tpot_s.get(replica):
+            slowest_s = min(slowest_s, *held.values())
+        return slowest_s == inf or view.tpot_s(replica) + self.tpot.excess_s() <= slowest_s
