@@ -40,7 +40,7 @@ from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.gateway import started_gateway
 from preble.lab.bench.load import run_load
-from preble.lab.bench.progress import request_progress
+from preble.lab.bench.run import request_progress
 from preble.lab.metrics import RequestRecord, Summary, summarize
 from preble.lab.sim import SimConfig, simulate
 from preble.lab.workloads import Workload, WorkloadPlan

@@ -12,9 +12,8 @@ from preble.core.costs.model import CostProfile
 from preble.decisions.lines import Event, Header, header_line
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
-from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.settings import SchedulerSettings, make_scheduler
-from preble.decisions.writer import LogWriter
+from preble.decisions.writer import DecisionRecorder, LogWriter
 
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (100, 0.1)), 0.0, 0.01, 0.001, 0.0, 64)
 

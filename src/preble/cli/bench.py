@@ -58,7 +58,7 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
       preble bench --workload trace.jsonl.gz --json result.json
     """
     from preble.lab.bench import BenchRun
-    from preble.lab.bench.progress import run_with_progress
+    from preble.lab.bench.run import run_with_progress
     from preble.lab.report import require_matplotlib
 
     if plot is not None:

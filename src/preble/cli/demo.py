@@ -158,7 +158,7 @@ async def _run_turns(engine: str, scenario: DemoScenario, plan: WorkloadPlan, ou
     from preble.engines.launch import Fleet
     from preble.lab.bench import BenchRun, BenchSettings
     from preble.lab.bench.gateway import started_gateway
-    from preble.lab.bench.progress import run_with_progress
+    from preble.lab.bench.run import run_with_progress
     from preble.lab.bench.warmup import warm_up
 
     rounds, options = _rounds(plan), _launch_options(engine, scenario, out / "logs")

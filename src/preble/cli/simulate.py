@@ -52,7 +52,7 @@ def command(json_file: Path | None, decision_log: Path | None, **options: Any) -
     """
     import msgspec
 
-    from preble.lab.bench.progress import request_progress
+    from preble.lab.bench.run import request_progress
     from preble.lab.sim import simulate
     from preble.lab.sim.memory import fewer_collections
 

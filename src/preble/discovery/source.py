@@ -1,4 +1,4 @@
-"""What every source of members has: a name, the set it yields, and what it says when it cannot look."""
+"""What each source of members has: a name, its set, and what it says when it cannot look. Which sources there are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 import structlog
 
 from preble.background import Backoff
+from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery.member import Member
+from preble.errors import ConfigError
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
@@ -43,3 +45,22 @@ class Source(ABC):
             structlog.get_logger().info("members_known_again", source=self.name)
         self.error = None
         self._backoff.reset()
+
+
+def make_source(group: GroupConfig, settings: DiscoveryConfig) -> Source:
+    """Return the source of a group's members. Looks nothing up yet.
+
+    Raises: ConfigError: the group is incomplete, or the library for it is not installed.
+    """
+    name = group.name
+    try:
+        if group.dns or group.srv:
+            from preble.discovery.dns import DnsSource
+
+            return DnsSource(name, group, settings)
+        from preble.discovery.kubernetes import KubernetesSource
+
+        return KubernetesSource(name, group, settings)
+    except ImportError as error:
+        extra = "dns" if group.dns or group.srv else "k8s"
+        raise ConfigError(f"group {name!r} needs more libraries ({error}): pip install 'preble[{extra}]'") from error

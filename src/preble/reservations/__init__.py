@@ -3,9 +3,8 @@
 A carrier that dies reports nothing more; its placements end when their leases do.
 """
 
-from preble.reservations.reservation import Reservation
 from preble.reservations.reservations import LONGEST_LEASE_S, ReservationHeld, Reservations
-from preble.reservations.table import ReservationTable, UnknownReservation
+from preble.reservations.table import Reservation, ReservationTable, UnknownReservation
 
 __all__ = [
     "LONGEST_LEASE_S",

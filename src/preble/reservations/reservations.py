@@ -14,8 +14,7 @@ from preble.core.types import ReplicaId
 from preble.core.types.life import Ended, Outcome, Report
 from preble.errors import NoReplicaError, RequestError
 from preble.prompts.endpoints import Endpoint, Fields
-from preble.reservations.reservation import Reservation
-from preble.reservations.table import ReservationTable
+from preble.reservations.table import Reservation, ReservationTable
 from preble.rules.callers import ANYBODY, Caller
 from preble.serving import Intake
 

@@ -1,15 +1,33 @@
-"""The reservations that have not ended, and what carriers report of each. Time is an argument."""
+"""Reservations: each one, and those that have not ended with what carriers report of them. Time is an argument."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from preble.core.types.life import Alive, Ended, Outcome, Report
 from preble.errors import RequestError
+from preble.prompts.endpoints import Fields
 from preble.reservations.leases import Leases
-from preble.reservations.reservation import Reservation
-from preble.serving import HeldPlacements
+from preble.serving import HeldPlacements, HeldRequest, ParsedRequest, Placed
+
+
+class Reservation(HeldRequest):
+    """A request and its placements.
+
+    `reservation_id`: what the carrier calls it. `lease_s`: how long it lasts without a report. `request`: its `body` is
+    what the carrier sends to the replica.
+    """
+
+    def __init__(self, reservation_id: str, request: ParsedRequest, placed: Sequence[Placed], lease_s: float) -> None:
+        super().__init__(placed)
+        self.reservation_id = reservation_id
+        self.request = request
+        self.lease_s = lease_s
+
+    def forget_prompt(self) -> None:
+        """The carrier has the body: `request` keeps neither that nor the prompts any more, only the model."""
+        self.request.body, self.request.fields = b"", Fields(model=self.request.model)
 
 
 class UnknownReservation(RequestError, KeyError):

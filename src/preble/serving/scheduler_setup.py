@@ -19,9 +19,8 @@ from preble.core.types import NOTHING_LEARNED, Learned
 from preble.decisions.lines import header_line
 from preble.decisions.names import KEY_BYTES, LogNames
 from preble.decisions.recent import RecentDecisions
-from preble.decisions.recorder import DecisionRecorder
 from preble.decisions.settings import SchedulerSettings, make_scheduler
-from preble.decisions.writer import LogFile, LogWriter, MiB
+from preble.decisions.writer import DecisionRecorder, LogFile, LogWriter, MiB
 from preble.errors import ConfigError
 from preble.profiles import load_profile
 from preble.serving.learned_file import LearnedFile

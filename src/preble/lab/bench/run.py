@@ -1,8 +1,9 @@
-"""One run of the load generator: its settings and its result."""
+"""One run of the load generator: its settings, its progress and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -11,6 +12,7 @@ from preble.lab.bench.client import BenchClient
 from preble.lab.bench.counters import CacheCounters, read_counters
 from preble.lab.bench.load import run_load
 from preble.lab.metrics import RequestRecord, Slo, Summary, summarize
+from preble.lab.report.progress import progress
 from preble.lab.workloads import Workload, WorkloadPlan
 
 
@@ -101,3 +103,24 @@ class BenchRun:
             engines=self._engines,
             records=list(self._records),
         )
+
+
+@contextmanager
+def request_progress(what: str, num_requests: int) -> Iterator[Callable[[RequestRecord], None]]:
+    """Show how many of `num_requests` have ended, and how many failed; yields what to call with each record."""
+    done = errors = 0
+    with progress(what, "requests") as tell:
+
+        def tick(record: RequestRecord) -> None:
+            nonlocal done, errors
+            done += 1
+            errors += not record.ok
+            tell(done, num_requests, f"{errors} failed")
+
+        yield tick
+
+
+async def run_with_progress(run: BenchRun, what: str) -> None:
+    """Make a run, and show its progress."""
+    with request_progress(what, run.num_requests) as on_record:
+        await run.run(on_record)

@@ -13,10 +13,10 @@ from preble import __version__
 from preble.errors import ConfigError
 from preble.lab.compare.plan import Cell, ComparePlan
 from preble.lab.metrics import Summary
-from preble.lab.metrics.balance import load_imbalance
 from preble.lab.metrics.capacity import Bound, CapacitySlo
 from preble.lab.metrics.estimates import Estimate
 from preble.lab.metrics.steady import Steadiness, Verdict, steadiness
+from preble.lab.metrics.summary import load_imbalance
 from preble.lab.sim import SimResult
 from preble.lab.workloads import Workload, WorkloadPlan
 

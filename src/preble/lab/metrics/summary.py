@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
@@ -156,3 +156,15 @@ def summarize(records: Sequence[RequestRecord], slo: Slo | None = None) -> Summa
 
 def _counted(names: Iterable[str | None]) -> dict[str, int]:
     return dict(sorted(Counter(name for name in names if name is not None).items()))
+
+
+def load_imbalance(busy_s: Collection[float]) -> float | None:
+    """Return the busiest replica's GPU seconds divided by the average replica's; 1 is perfectly even.
+
+    None when no replica computed anything.
+
+    >>> load_imbalance([3.0, 1.0, 2.0, 2.0])
+    1.5
+    """
+    total = math.fsum(busy_s)
+    return max(busy_s) * len(busy_s) / total if total else None

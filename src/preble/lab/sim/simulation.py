@@ -29,8 +29,7 @@ from preble.core.types import (
     RequestId,
     Target,
 )
-from preble.decisions.recorder import DecisionRecorder
-from preble.decisions.writer import LogWriter
+from preble.decisions.writer import DecisionRecorder, LogWriter
 from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestError
 from preble.lab.metrics import RequestRecord, summarize
 from preble.lab.metrics.itl import GapCounts

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from preble.serving.group.bus import NewBus
-from preble.serving.group.group import Group
+from preble.serving.group.group import Group, NewBus
 from preble.serving.group.nats import NatsBus
 from preble.serving.group.secret import has_secret, packet_keys
 from preble.serving.group.shares import Shares

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from preble.lab.metrics import RequestRecord, Summary, summarize
-from preble.lab.metrics.balance import load_imbalance
 from preble.lab.metrics.capacity import Bound, Capacity, CapacitySlo, capacity
 from preble.lab.metrics.estimates import estimate, student_t_975
+from preble.lab.metrics.summary import load_imbalance
 
 SLO = CapacitySlo(ttft_p99_s=2.0)
 

@@ -10,14 +10,43 @@ from typing import Final
 
 from preble.core.cluster.state import ClusterState
 from preble.core.policies.e2.rebalance import Rebalancer, RebalanceSettings
-from preble.core.policies.e2.searched import SearchedCluster
 from preble.core.policies.policy import Choice, Watching
 from preble.core.policies.view import ClusterView
 from preble.core.prefixes.radix_tree import Node
-from preble.core.replica_index import ReplicaIndex, ReplicaSet
+from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import PrefixReplication, Reason, ReplicaId, RequestId
 from preble.core.types.events import ReplicaAdded, ReplicaRemoved, Reported, SchedulerEvent
 from preble.core.types.life import FirstToken, Moved, TransferFailed, Transferred
+
+
+class SearchedCluster:
+    """See `rebalance.Cluster`. Only trusted replicas count: on others no match would."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+
+    @property
+    def eligible_replicas(self) -> list[ReplicaIndex]:
+        return replicas_in(self._cluster.replicas.trusted)
+
+    @property
+    def load_s(self) -> list[float]:
+        return self._cluster.window.load_s
+
+    def recompute_s(self, node: Node) -> float:
+        return self._cluster.cost_model.prefill_s(node.end)
+
+    def holders(self, node: Node) -> list[ReplicaIndex]:
+        return replicas_in(node.full_holders & self._cluster.replicas.trusted)
+
+    def window_requests(self, node: Node) -> int:
+        caches = self._cluster.index.caches
+        entries = (caches[replica].get(node) for replica in replicas_in(node.holders))
+        return sum(entry.recent_uses for entry in entries if entry is not None)
+
+    def load_below(self, node: Node) -> dict[Node, float]:
+        return self._cluster.window.load_below(node)
+
 
 _STANDS_OUT: Final = 1.5
 """How much more decoding per prefill a replica must have than the others together: Th_bal, the paper's measure."""
