@@ -3,14 +3,9 @@
 A carrier that dies reports nothing more; its placements end when their leases do.
 """
 
-from preble.reservations.reservations import LONGEST_LEASE_S, ReservationHeld, Reservations
-from preble.reservations.table import Reservation, ReservationTable, UnknownReservation
-
-__all__ = [
-    "LONGEST_LEASE_S",
-    "Reservation",
-    "ReservationHeld",
-    "ReservationTable",
-    "Reservations",
-    "UnknownReservation",
-]
+from preble.reservations.reservations import LONGEST_LEASE_S as LONGEST_LEASE_S
+from preble.reservations.reservations import ReservationHeld as ReservationHeld
+from preble.reservations.reservations import Reservations as Reservations
+from preble.reservations.table import Reservation as Reservation
+from preble.reservations.table import ReservationTable as ReservationTable
+from preble.reservations.table import UnknownReservation as UnknownReservation

@@ -6,19 +6,13 @@
 
 from __future__ import annotations
 
-from preble.lab.profiling.fit import Fit, FittedTime, fit_profile
-from preble.lab.profiling.measurements import AdmissionTimes, DecodeTimes, LoadTimes, Measurements, PrefillTimes
-from preble.lab.profiling.plan import Plan, make_plan
-
-__all__ = [
-    "AdmissionTimes",
-    "DecodeTimes",
-    "Fit",
-    "FittedTime",
-    "LoadTimes",
-    "Measurements",
-    "Plan",
-    "PrefillTimes",
-    "fit_profile",
-    "make_plan",
-]
+from preble.lab.profiling.fit import Fit as Fit
+from preble.lab.profiling.fit import FittedTime as FittedTime
+from preble.lab.profiling.fit import fit_profile as fit_profile
+from preble.lab.profiling.measurements import AdmissionTimes as AdmissionTimes
+from preble.lab.profiling.measurements import DecodeTimes as DecodeTimes
+from preble.lab.profiling.measurements import LoadTimes as LoadTimes
+from preble.lab.profiling.measurements import Measurements as Measurements
+from preble.lab.profiling.measurements import PrefillTimes as PrefillTimes
+from preble.lab.profiling.plan import Plan as Plan
+from preble.lab.profiling.plan import make_plan as make_plan

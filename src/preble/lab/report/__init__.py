@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from preble.lab.report.drawing import PALETTE, Drawing, draw, draw_png, require_matplotlib
-from preble.lab.report.page import Section, Table, Text, html_page
-from preble.lab.report.terminal import terminal_tables
-
-__all__ = [
-    "PALETTE",
-    "Drawing",
-    "Section",
-    "Table",
-    "Text",
-    "draw",
-    "draw_png",
-    "html_page",
-    "require_matplotlib",
-    "terminal_tables",
-]
+from preble.lab.report.drawing import PALETTE as PALETTE
+from preble.lab.report.drawing import Drawing as Drawing
+from preble.lab.report.drawing import draw as draw
+from preble.lab.report.drawing import draw_png as draw_png
+from preble.lab.report.drawing import require_matplotlib as require_matplotlib
+from preble.lab.report.page import Section as Section
+from preble.lab.report.page import Table as Table
+from preble.lab.report.page import Text as Text
+from preble.lab.report.page import html_page as html_page
+from preble.lab.report.terminal import terminal_tables as terminal_tables
