@@ -105,7 +105,11 @@ ASKED = ("5f3a9c01-1a", "d247d7dd-75", "9c2f66f0-12")
 WALKS = (
     Walk("README.md", renamed={"curl -i": "curl -i -H 'X-Request-Id: ID'"}),
     Walk("docs/index.md", renamed={"curl -i": "curl -i -H 'X-Request-Id: ID'"}),
-    Walk("docs/howto/targets.md", after=('outcome="kept"',)),
+    Walk(
+        "docs/howto/targets.md",
+        renamed={"--load 0.8,1.1": "--rps 5 --requests 20"},
+        after=("curl -s http://127.0.0.1:8000/metrics | grep 'preble_targets_total.*outcome=\"kept\"'",),
+    ),
     Walk("docs/quickstart.md", renamed={"--requests 100": "--requests 20"}),
     Walk(
         "docs/howto/deploying.md",

@@ -151,6 +151,21 @@ def _rate(text: str) -> float | str | None:
     multiple=True,
     metavar="[WORKLOAD=]S",
 )
+@option(
+    "--ttft-target ttft_targets",
+    "Requests ask for their first token within S seconds; all, or those of one part of a mix or stream of a "
+    "scenario. Every policy then also runs promising it, and goodput is compared.",
+    SloBound(),
+    multiple=True,
+    metavar="[CLASS=]S",
+)
+@option(
+    "--tpot-target tpot_targets",
+    "Requests ask for each further token within S seconds.",
+    SloBound(),
+    multiple=True,
+    metavar="[CLASS=]S",
+)
 @option("--jobs", "Simulations at once.  [default: one a core]", POSITIVE)
 @json_option(
     f"the result with every run, after each of them, which otherwise goes to {KEPT} (runs that the file has "
@@ -168,6 +183,7 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
     Examples:
       preble compare
       preble compare --workload tool_use --seed 0,1,2 --load 0.5,0.8,0.95 --html page.html
+      preble compare --workload toolbench:7+longdoc:3 --load 0.8,1.1 --ttft-target 0.5 --ttft-target longdoc=60
       preble compare --workload trace.jsonl.gz --policy all --rps 5,10,20 --seed 0,1,2,3,4 --json result.json
       preble compare --policy e2,least_load --rps 10 --fail 30:lost:r1 --json - \\
           | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
@@ -219,11 +235,14 @@ def _plan(
     seeds: tuple[tuple[int, ...], ...],
     ttft_p99_s: tuple[tuple[str, float], ...],
     e2e_mean_s: tuple[tuple[str, float], ...],
+    ttft_targets: tuple[tuple[str, float], ...],
+    tpot_targets: tuple[tuple[str, float], ...],
     lasting_s: float | None,
     **rest: Any,
 ) -> ComparePlan:
     """Return what is compared, from the values of the options."""
     from preble.core.policies.registry import policy_names
+    from preble.core.types import Target
     from preble.lab.compare import ComparePlan
     from preble.lab.metrics.capacity import CapacitySlo
 
@@ -234,6 +253,7 @@ def _plan(
     ttft, e2e = dict(ttft_p99_s), dict(e2e_mean_s)
     if "" not in ttft and "" not in e2e:
         ttft[""] = DEFAULT_TTFT_S
+    soon, fast = dict(ttft_targets), dict(tpot_targets)
     workloads: dict[str, WorkloadPlan] = {}
     for source in dict.fromkeys(sources):
         workloads[_label(source, workloads)], of_cluster = workload_plan(source, requests, RECORDED_REQUESTS, **rest)
@@ -253,6 +273,10 @@ def _plan(
             label: CapacitySlo(ttft.get(label, ttft.get("")), e2e.get(label, e2e.get("")))
             for label in dict.fromkeys((*ttft, *e2e))
             if label
+        },
+        targets={
+            name: Target(soon.get(name, soon.get("")), fast.get(name, fast.get("")))
+            for name in dict.fromkeys((*soon, *fast))
         },
     )
 
@@ -284,8 +308,8 @@ def _show(result: CompareResult) -> None:
     """Show every workload's ranking, of several an overview, and what the columns mean."""
     from rich.console import Console
 
-    from preble.lab.compare.numbers import DEFINITIONS
-    from preble.lab.compare.tables import overview_table, terminal_table
+    from preble.lab.compare.numbers import DEFINITIONS, GOODPUT_DEFINITIONS, shown_rates
+    from preble.lab.compare.tables import goodput_table, overview_table, terminal_table
     from preble.lab.report import terminal_tables
 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
@@ -294,4 +318,9 @@ def _show(result: CompareResult) -> None:
         tables.append(overview_table(result))
     for table in tables:
         console.print(*terminal_tables(table, console.width), sep="\n")
+    if result.plan.targets:
+        for workload in result.plan.workloads:
+            for rps in shown_rates(result, workload):
+                console.print(*terminal_tables(goodput_table(result, workload, rps), console.width), sep="\n")
+        console.print(GOODPUT_DEFINITIONS, highlight=False)
     console.print(DEFINITIONS, highlight=False)

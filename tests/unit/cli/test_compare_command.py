@@ -165,3 +165,17 @@ def test_what_is_wrong_gets_one_line_and_status_2(arguments: tuple[str, ...], sa
     result = compare(*arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr.splitlines()[-1]
+
+
+def test_targets_add_runs_that_know_them_and_a_table_of_goodput() -> None:
+    options = ("--workload", "toolbench:3+video", "--requests", "12", "--rps", "5", "--policy", "e2", "--jobs", "1")
+    result = compare(*options, "--ttft-target", "0.5", "--ttft-target", "video=60", "--tpot-target", "0.2")
+    assert result.exit_code == 0
+    shown = " ".join(result.stdout.split())
+    for words in ("e2, promising", "goodput at 5 requests/s", "video: TTFT ≤ 60 s, TPOT ≤ 0.2 s", "Goodput ="):
+        assert words in shown
+
+
+def test_a_target_of_no_class_is_a_usage_error() -> None:
+    result = compare(*ONE, "--ttft-target", "video=1")
+    assert result.exit_code == 2 and "no workload has the class video" in result.stderr

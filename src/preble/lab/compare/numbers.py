@@ -23,6 +23,11 @@ DEFINITIONS = (
     "mean over the seeds (Student's t). Settles: whether queues and hit rate stay as they are after the warm-up, which "
     "the other numbers leave out; a rate at which they do not is not carried."
 )
+GOODPUT_DEFINITIONS = (
+    "Goodput = requests in time a second of the time in which they came; in time: first token within its target, and "
+    "(end − first token) / (output tokens − 1) within that of each further one. Promising: requests wait in the "
+    "gateway, the urgent first, go where their target is kept, and are refused where none keeps it."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,8 @@ def shown_rates(result: CompareResult, workload: str) -> list[float]:
 def caution(result: CompareResult, workload: str) -> str:
     """Return a sentence where the capacities found say little, why, and what to do; "" where they are to be trusted."""
     best, slo = result.standings_of(workload)[0], result.plan.slo_of(workload)
-    runs = [run for run in result.runs if run.label == workload]
+    ranked = result.plan.contenders  # others refuse on purpose
+    runs = [run for run in result.runs if run.label == workload and run.policy in ranked]
     if failing := _ended_by_failures(runs, slo):
         num_all = len({(run.policy, run.seed) for run in runs})
         kinds = sorted({kind for run in failing for kind in run.summary.errors_by_kind})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from preble.lab.compare.figures import workload_drawings
-from preble.lab.compare.numbers import DEFINITIONS, caution, shown_rates
+from preble.lab.compare.numbers import DEFINITIONS, GOODPUT_DEFINITIONS, caution, shown_rates
 from preble.lab.compare.result import CompareResult
-from preble.lab.compare.tables import overview_table, ranking_table, rate_table
+from preble.lab.compare.tables import goodput_table, overview_table, ranking_table, rate_table
 from preble.lab.report import Section, Table, Text, html_page
 from preble.lab.report.page import Part
 
@@ -28,6 +28,9 @@ def compare_page(result: CompareResult, *, made: str = "") -> str:
 def _section(result: CompareResult, workload: str) -> Section:
     warning = caution(result, workload)
     parts: list[Part] = [Text(warning)] if warning else []
+    if result.plan.targets:
+        parts += [goodput_table(result, workload, rps) for rps in shown_rates(result, workload)]
+        parts.append(Text(GOODPUT_DEFINITIONS))
     parts += [ranking_table(result, workload), *workload_drawings(result, workload)]
     parts += [rate_table(result, workload, rps) for rps in shown_rates(result, workload)]
     return Section(workload, parts)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
-from itertools import product
+from itertools import chain, product
 from math import ceil, inf
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +14,11 @@ from typing import NamedTuple
 import msgspec
 
 from preble import __version__
+from preble.core.types import NO_TARGET, Target
 from preble.errors import ConfigError
 from preble.lab.metrics.capacity import CapacitySlo
 from preble.lab.sim import SimConfig
-from preble.lab.workloads import WorkloadPlan, is_endless, usual_prefixes
+from preble.lab.workloads import WorkloadPlan, WorkloadRequest, is_endless, usual_prefixes
 from preble.plugins.policies import source_files
 from preble.profiles import profile_fields
 
@@ -25,6 +26,8 @@ BASELINE = "least_load"
 """The policy that every other one is measured against: it spreads load and knows no cache."""
 
 
+PROMISING = ", promising"
+"""Ends the name of a policy that knows what requests ask for."""
 LEAST_REQUESTS = 300
 """Of a run, however low its rate."""
 
@@ -40,7 +43,9 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     longer than a question, whatever the policy. `lasting_s`: how long requests arrive at each rate, which is how many
     there are, of a population of prefixes that does not depend on it; a run ends earlier where more of it would say
     nothing new. None, and for files: as many as the workloads say, always. `chunks`: the most tokens of an iteration,
-    for each of which every policy is run; none: what `cluster` says.
+    for each of which every policy is run; none: what `cluster` says. `targets`: what requests ask for, by their class
+    (`WorkloadPlan.classes`), "" for all others; at each rate every policy then also runs knowing them, and goodput is
+    measured. Such runs go to their end.
 
     Raises: ConfigError: something is missing, double or cannot be.
     """
@@ -55,6 +60,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     slos: dict[str, CapacitySlo] = {}
     lasting_s: float | None = None
     chunks: tuple[int, ...] = ()
+    targets: dict[str, Target] = {}
 
     def __post_init__(self) -> None:
         _check("workload", self.workloads.values())
@@ -74,6 +80,8 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
             )
         if CapacitySlo() in (self.slo, *self.slos.values()):
             raise ConfigError("compare: the SLO bounds nothing, so there is no capacity; bound the TTFT or the E2E")
+        if unknown := self.targets.keys() - {"", *chain.from_iterable(one.classes for one in self.workloads.values())}:
+            raise ConfigError(f"compare: no workload has the class {', '.join(sorted(unknown))}, which has a target")
         for policy in self.policies:
             msgspec.structs.replace(self.cluster, policy=policy)  # refuses a policy that does not exist
         if self.chunks:
@@ -85,6 +93,11 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     def contenders(self) -> tuple[str, ...]:
         """What is ranked: the policies, each with every chunk where there are several."""
         return tuple(self._settings)
+
+    @property
+    def promising(self) -> tuple[str, ...]:
+        """What is run beside the contenders where requests have targets: each of them, knowing these."""
+        return tuple(contender + PROMISING for contender in self.contenders) if self.targets else ()
 
     @property
     def _settings(self) -> dict[str, tuple[str, int]]:
@@ -110,7 +123,17 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
                     yield Arm(workload, policy, seed)
 
     def cell(self, arm: Arm, rps: float | None) -> Cell:
-        """Return the cell as other processes read it: 30 and 30.0 are one rate, and have one key."""
+        """Return the cell of a search for a capacity, in which no request has a target.
+
+        As other processes read it: 30 and 30.0 are one rate, and have one key.
+        """
+        return self._cell(arm, rps, {})
+
+    def grid_cell(self, arm: Arm, rps: float | None) -> Cell:
+        """Return the cell at a rate at which all are compared."""
+        return self._cell(arm, rps, self.targets)
+
+    def _cell(self, arm: Arm, rps: float | None, targets: Mapping[str, Target]) -> Cell:
         workload = msgspec.structs.replace(self.workloads[arm.workload], rps=rps, seed=arm.seed)
         slo = None
         if self.lasting_s is not None and rps is not None and (workload.streams or is_endless(workload.source)):
@@ -119,23 +142,26 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
                 requests=max(LEAST_REQUESTS, ceil(rps * self.lasting_s)),
                 num_prefixes=workload.num_prefixes or usual_prefixes(workload.source),
             )
-            slo = self.slo_of(arm.workload)
-        policy, chunk = self._settings[arm.policy]
+            slo = None if targets else self.slo_of(arm.workload)
+        policy, chunk = self._settings[arm.policy.removesuffix(PROMISING)]
         running = min(self.cluster.max_running, chunk)
         config = msgspec.structs.replace(
             self.cluster, policy=policy, seed=arm.seed, max_batch_tokens=chunk, max_running=running
         )
-        return _read_cell(arm, msgspec.json.encode(workload), msgspec.json.encode(config), slo)
+        return _read_cell(
+            arm, msgspec.json.encode(workload), msgspec.json.encode(config), slo, msgspec.json.encode(targets)
+        )
 
     def cells(self, rates: Mapping[str, Sequence[float | None]]) -> Iterator[Cell]:
         """Yield the cells at each workload's rates; those that play the same requests follow each other."""
         for workload, of_it in rates.items():
-            for seed, rps, policy in product(self.seeds, of_it, self.contenders):
-                yield self.cell(Arm(workload, policy, seed), rps)
+            for seed, rps, policy in product(self.seeds, of_it, (*self.contenders, *self.promising)):
+                yield self.grid_cell(Arm(workload, policy, seed), rps)
 
 
 class Arm(NamedTuple):
-    """What has a capacity: a policy on a workload, with a seed. `workload`: its label. `policy`: see `contenders`."""
+    """What has a capacity: a policy on a workload, with a seed. `workload`: its label. `policy`: see `contenders`
+    and `promising`."""
 
     workload: str
     policy: str
@@ -147,12 +173,22 @@ class Cell:
     """One simulation: the arm's workload with a rate, on a cluster with the arm's policy.
 
     `slo`: the run may end as soon as it is clear whether it settles and keeps this; None for a run to the end.
+    `targets`: what requests ask for, by class; the scheduler knows that only where `promises`.
     """
 
     arm: Arm
     workload: WorkloadPlan
     config: SimConfig
     slo: CapacitySlo | None = None
+    targets: Mapping[str, Target] = field(default_factory=dict)
+
+    @property
+    def promises(self) -> bool:
+        return self.arm.policy.endswith(PROMISING)
+
+    def target_of(self, request: WorkloadRequest) -> Target:
+        """Return what a request of the workload asks for."""
+        return self.targets.get(self.workload.class_of(request), self.targets.get("", NO_TARGET))
 
     @property
     def key(self) -> str:
@@ -168,6 +204,8 @@ class Cell:
         parts: tuple[object, ...] = (__version__, self.workload, files, config)
         if self.slo is not None:
             parts = (*parts, self.slo)
+        if self.targets:
+            parts = (*parts, self.targets, self.promises)
         return sha256(msgspec.json.encode(parts)).hexdigest()[:20]
 
     @property
@@ -187,7 +225,8 @@ class Cell:
 
     def __reduce__(self) -> tuple[Callable[..., Cell], tuple[object, ...]]:
         """Make it go to other processes as JSON, as into its key: a compiled core's classes cannot be unpickled."""
-        return _read_cell, (self.arm, msgspec.json.encode(self.workload), msgspec.json.encode(self.config), self.slo)
+        encode = msgspec.json.encode
+        return _read_cell, (self.arm, encode(self.workload), encode(self.config), self.slo, encode(self.targets))
 
     @property
     def file_digests(self) -> tuple[str, ...]:
@@ -195,9 +234,10 @@ class Cell:
         return _digests(self.workload.files())
 
 
-def _read_cell(arm: Arm, workload: bytes, config: bytes, slo: CapacitySlo | None) -> Cell:
+def _read_cell(arm: Arm, workload: bytes, config: bytes, slo: CapacitySlo | None, targets: bytes) -> Cell:
     decode = msgspec.json.decode
-    return Cell(arm, decode(workload, type=WorkloadPlan), decode(config, type=SimConfig), slo)
+    asked = decode(targets, type=dict[str, Target])
+    return Cell(arm, decode(workload, type=WorkloadPlan), decode(config, type=SimConfig), slo, asked)
 
 
 def _digests(paths: Iterable[Path]) -> tuple[str, ...]:

@@ -10,11 +10,13 @@ from statistics import fmean
 import msgspec
 
 from preble import __version__
+from preble.core.types import Target
 from preble.errors import ConfigError
 from preble.lab.compare.plan import Cell, ComparePlan
-from preble.lab.metrics import Summary
+from preble.lab.metrics import RequestRecord, Summary
 from preble.lab.metrics.capacity import Bound, CapacitySlo
 from preble.lab.metrics.estimates import Estimate
+from preble.lab.metrics.goodput import Goodput, goodput
 from preble.lab.metrics.steady import Steadiness, Verdict, steadiness
 from preble.lab.metrics.summary import load_imbalance
 from preble.lab.sim import SimResult
@@ -28,7 +30,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     arrived, a second at least. `gpu_s`: seconds of GPU time of all replicas together. `load_imbalance`: see
     `metrics.balance`. `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`:
     placements by reason. `num_replicated`: replications of prefixes. `steady`: whether it settled, and its numbers over
-    time; None in results that were kept before there was such a thing.
+    time; None in results that were kept before there was such a thing. `goodput`: by class, "" for all together, of the
+    requests that came after the warm-up; empty where none has a target.
     """
 
     key: str
@@ -44,6 +47,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     num_replicated: int
     reasons: dict[str, int]
     steady: Steadiness | None = None
+    goodput: dict[str, Goodput] = {}
 
     @property
     def judged(self) -> Summary:
@@ -83,7 +87,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             preemptions=sum(replica.preemptions for replica in totals),
             num_replicated=sum(change.added for change in result.replications),
             reasons=result.reasons,
-            steady=_steadiness(cell, result, last_s),
+            steady=(steady := _steadiness(cell, result, last_s)),
+            goodput=_goodput(cell, workload, result, steady, last_s),
         )
 
 
@@ -97,6 +102,26 @@ def _steadiness(cell: Cell, result: SimResult, last_s: float) -> Steadiness:
     if result.stopped_s is not None and found.verdict is Verdict.SHORT:
         return msgspec.structs.replace(found, verdict=Verdict.GROWING)  # it was stopped because it was overloaded
     return found
+
+
+def _goodput(
+    cell: Cell, workload: Workload, result: SimResult, steady: Steadiness, until_s: float
+) -> dict[str, Goodput]:
+    if not cell.targets:
+        return {}
+    asked = {request.request_id: request for request in workload.requests}
+    from_s = max(until_s - steady.lasted_s + steady.warm_up_s, cell.warm_s)
+
+    def target_of(record: RequestRecord) -> Target:
+        return cell.target_of(asked[record.request_id])
+
+    by_class: dict[str, list[RequestRecord]] = {name: [] for name in ("", *cell.workload.classes)}
+    for record in result.records:
+        if from_s <= record.scheduled_s <= until_s:
+            by_class[""].append(record)
+            if name := cell.workload.class_of(asked[record.request_id]):
+                by_class[name].append(record)
+    return {name: goodput(records, target_of, until_s - from_s) for name, records in by_class.items()}
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

@@ -151,7 +151,8 @@ class _Comparison:
     def _deciding_runs(self, arm: Arm) -> list[Run]:
         """Return the runs that decide a capacity: those of the search, or else those at the given rates."""
         rates = self._tried(arm)[0] if self._plan.is_search else self._plan.rates
-        return [self._runs[self._plan.cell(arm, rate).key] for rate in rates]
+        cell = self._plan.cell if self._plan.is_search else self._plan.grid_cell
+        return [self._runs[cell(arm, rate).key] for rate in rates]
 
     def _standings(self, workload: str, rates: Sequence[float | None]) -> list[Standing]:
         at_the_highest: dict[str, list[Summary]] = {}
@@ -162,7 +163,7 @@ class _Comparison:
     def _result(
         self, rates: Mapping[str, list[float | None]], places: Iterable[Standing], *, is_complete: bool
     ) -> CompareResult:
-        workloads, policies = list(self._plan.workloads), self._plan.contenders
+        workloads, policies = list(self._plan.workloads), (*self._plan.contenders, *self._plan.promising)
         runs = sorted(
             self._runs.values(),
             key=lambda run: (workloads.index(run.label), policies.index(run.policy), run.rps, run.seed),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import fmean
 
 from preble.lab.compare.numbers import E2E_MEAN, columns, headline_rate, settling, significant
 from preble.lab.compare.plan import BASELINE
 from preble.lab.compare.result import CompareResult, Run, Standing
 from preble.lab.metrics.capacity import Bound, CapacitySlo
+from preble.lab.metrics.estimates import Estimate, estimate
+from preble.lab.metrics.goodput import Goodput
 from preble.lab.report import Table
 
 TOO_FEW_SEEDS = "too few seeds"
@@ -52,6 +55,46 @@ def rate_table(result: CompareResult, workload: str, rps: float, *, with_interva
         caption=f"At {rps:.4g} requests/s." + (f" Marked: a longer mean E2E than {BASELINE}." if slower else ""),
         marked=frozenset(number for number, policy in enumerate(policies) if policy in slower),
     )
+
+
+def goodput_table(result: CompareResult, workload: str, rps: float) -> Table:
+    """Return goodput at one rate where requests have targets, the most first, and what became of each class."""
+    plan = result.plan
+    runs = {policy: result.runs_of(workload, policy)[rps] for policy in (*plan.contenders, *plan.promising)}
+    classes = plan.workloads[workload].classes or ("",)
+
+    def goodput(policy: str) -> Estimate:
+        return estimate([run.goodput[""].per_s for run in runs[policy]])
+
+    def part(policy: str, name: str, share: Callable[[Goodput], float]) -> str:
+        return f"{fmean(share(run.goodput[name]) for run in runs[policy]):.1%}"
+
+    def row(policy: str) -> tuple[str, ...]:
+        found = goodput(policy)
+        interval = "" if found.half_width is None else f" ± {significant(found.half_width, 2)}"
+        in_time = (part(policy, name, lambda one: one.share) for name in classes)
+        refused = part(policy, "", lambda one: 1 - one.answered / one.asked if one.asked else 0.0)
+        kept = part(policy, "", lambda one: one.kept)
+        return policy, f"{significant(found.mean, 3)}{interval}", *in_time, refused, kept
+
+    of_class = (f"{name} in time" if name else "in time" for name in classes)
+    return Table(
+        ("policy", "goodput, requests/s", *of_class, "refused or failed", "of the answered in time"),
+        [row(policy) for policy in sorted(runs, key=lambda policy: -goodput(policy).mean)],
+        caption=f"{workload}: goodput at {rps:.4g} requests/s. {_targets_text(result, workload)}",
+    )
+
+
+def _targets_text(result: CompareResult, workload: str) -> str:
+    targets, classes = result.plan.targets, result.plan.workloads[workload].classes
+    others = "" if not any(name in classes for name in targets) else "others: "
+    texts = []
+    for name, target in targets.items():
+        if not name or name in classes:
+            bounds = (("TTFT", target.ttft_s), ("TPOT", target.tpot_s))
+            asked = ", ".join(f"{what} ≤ {bound:g} s" for what, bound in bounds if bound is not None)
+            texts.append(f"{name + ': ' if name else others}{asked}")
+    return f"Targets: {'; '.join(texts) or 'none'}."
 
 
 def _worse(result: CompareResult) -> str:

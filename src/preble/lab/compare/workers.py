@@ -35,7 +35,8 @@ def run_cell(cell: Cell) -> Run:
     """Make one run. Raises: ConfigError, TraceFormatError: its workload cannot be made."""
     workload = _workload(cell.workload, cell.file_digests)
     with fewer_collections():
-        return Run.of(cell, workload, simulate(cell.config, workload, watch=watch_of(cell)))
+        target_of = cell.target_of if cell.promises else None
+        return Run.of(cell, workload, simulate(cell.config, workload, watch=watch_of(cell), target_of=target_of))
 
 
 @lru_cache(maxsize=2)

@@ -13,7 +13,7 @@ from functools import partial
 from math import inf
 
 from preble.core.admission.admission import FairAdmission
-from preble.core.admission.fair_queue import TurnRefused
+from preble.core.admission.fair_queue import QueueSettings, TurnRefused
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
@@ -481,12 +481,15 @@ def simulate(
     policy: Policy | None = None,
     log: LogWriter | None = None,
     watch: Watch | None = None,
+    target_of: Callable[[WorkloadRequest], Target] | None = None,
 ) -> SimResult:
     """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
 
     `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
     of the one that `config` names; the result has its name. `log`: where every call of the global scheduler
-    is written. `watch`: may end the run early. Raises: ConfigError: no such policy; TypeError: swapped arguments.
+    is written. `watch`: may end the run early. `target_of`: what each request asks for; they wait in the gateway then,
+    the urgent first, and those that cannot have it are refused.
+    Raises: ConfigError: no such policy; TypeError: swapped arguments.
     """
     if not isinstance(config, SimConfig) or not isinstance(workload, Workload):
         given = f"{type(config).__name__}, {type(workload).__name__}"
@@ -496,4 +499,15 @@ def simulate(
         if not isinstance(scheduler, GlobalScheduler):
             raise ConfigError("one decision log records one gateway; leave out --gateways, or the log")
         scheduler.listen(DecisionRecorder(log))
-    return Simulation(config, workload, scheduler=scheduler, on_record=on_record, watch=watch).run()
+    if target_of is None:
+        return Simulation(config, workload, scheduler=scheduler, on_record=on_record, watch=watch).run()
+    return Simulation(
+        config,
+        workload,
+        scheduler=scheduler,
+        on_record=on_record,
+        watch=watch,
+        admission=FairAdmission(CostModel(config.told_profile), QueueSettings(max_waiting=len(workload.requests))),
+        tenant_of=lambda asked: "all",
+        target_of=target_of,
+    ).run()

@@ -50,6 +50,11 @@ def mixed(name: str, parts: Sequence[Workload]) -> Workload:
     return Workload(name, requests, " + ".join(part.note or part.name for part in parts))
 
 
+def part_number(request: WorkloadRequest) -> int:
+    """Return which part of a mix a request is of, from 0."""
+    return int(request.request_id.partition(":")[0])
+
+
 def _part(text: str, source: str) -> Part:
     match = _PART.fullmatch(text)
     if match is None:

@@ -10,8 +10,8 @@ import msgspec
 
 from preble.errors import ConfigError
 from preble.lab.workloads.arrivals import ARRIVALS, make_arrivals
-from preble.lab.workloads.mix import Part, mixed, parts_of
-from preble.lab.workloads.model import Workload
+from preble.lab.workloads.mix import Part, mixed, part_number, parts_of
+from preble.lab.workloads.model import Workload, WorkloadRequest
 from preble.lab.workloads.popularity import in_proportion
 from preble.lab.workloads.recorded import recording_file
 from preble.lab.workloads.registry import make_workload, workload_names
@@ -65,6 +65,26 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.streams:
             return Scenario(stream=self.streams, warm_s=self.warm_s)
         return read_scenario(Path(self.source)) if is_scenario(self.source) else None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The kinds of requests that it mixes: the parts of a mix or the streams of a scenario; none of one source."""
+        if (scenario := self.scenario()) is not None:
+            return tuple(stream.name for stream in scenario.stream)
+        parts = parts_of(self.source)
+        return tuple(dict.fromkeys(part.source for part in parts)) if len(parts) > 1 else ()
+
+    def class_of(self, request: WorkloadRequest) -> str:
+        """Return which of `classes` a request of this workload is of; "" where there are none.
+
+        >>> mix = WorkloadPlan(source="toolbench+video", requests=2, rps=1.0)
+        >>> [mix.class_of(request) for request in mix.make().requests]
+        ['toolbench', 'video']
+        """
+        if self.scenario() is not None:
+            return request.group or ""
+        parts = parts_of(self.source)
+        return parts[part_number(request)].source if len(parts) > 1 else ""
 
     def files(self) -> tuple[Path, ...]:
         """Return the files that the workload and its arrivals come from, for results."""
