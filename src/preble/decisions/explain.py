@@ -242,6 +242,8 @@ def _afterwards(decision: Decision) -> Iterator[str]:
     if decision.first_token_s is not None:
         predicted_s = decision.predicted_ttft_s
         expected = "" if predicted_s is None else f"; {predicted_s:.3f} s were predicted"
+        if (p98_s := decision.predicted_ttft_p98_s) is not None:
+            expected += f", {p98_s:.3f} s for 98 of 100"
         yield f"First token after {decision.first_token_s:.3f} s{expected}."
     if decision.replica_lost:
         yield f"{decision.replica} left the rotation meanwhile."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import resource
 import stat
 import subprocess
@@ -440,6 +441,9 @@ def test_a_measured_first_token_is_explained_beside_the_predicted_one() -> None:
     [decision] = recent.of_request("q")
     assert decision.predicted_ttft_s == 0.2
     assert "First token after 0.250 s; 0.200 s were predicted." in explain(decision)
+    placement = dataclasses.replace(placement, predicted_ttft_p98_s=0.3)
+    recent.on(keep(recent, placement, 1.0), FirstToken(), 1.25)
+    assert "0.200 s were predicted, 0.300 s for 98 of 100." in explain(recent.of_request("q")[-1])
 
 
 def test_an_exploit_is_explained_with_the_tie_and_the_costs() -> None:

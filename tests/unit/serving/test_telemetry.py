@@ -95,6 +95,18 @@ def test_the_error_of_a_prediction_is_measured_from_the_placement() -> None:
     assert shown["preble_ttft_error_seconds_sum{model=tiny}"] == 0.125 + 0.25
 
 
+def test_the_coverage_of_predictions_is_counted() -> None:
+    telemetry = Telemetry()
+    for p98_s in (0.5, 0.25, 0.125, None):
+        one = placed()
+        one.placement = dataclasses.replace(one.placement, predicted_ttft_p98_s=p98_s)
+        telemetry.on(one, Started(0.001), 0.125)
+        telemetry.on(one, FirstToken(), 0.375)
+    shown = samples(telemetry)
+    assert shown["preble_ttft_p98_total{model=tiny,outcome=within}"] == 2
+    assert shown["preble_ttft_p98_total{model=tiny,outcome=over}"] == 1
+
+
 def test_a_failed_request_has_no_time_to_its_end() -> None:
     telemetry = Telemetry()
     serve_one(telemetry, outcome=Outcome.ENGINE_GONE)

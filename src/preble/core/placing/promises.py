@@ -8,6 +8,8 @@ policy chooses among all.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -33,31 +35,30 @@ class Outcomes:
     iterations that a request shares with others.
     """
 
-    __slots__ = ("_excess_s", "_next", "_sorted")
+    __slots__ = ("_by_age", "_by_size")
 
     def __init__(self) -> None:
-        self._excess_s: list[float] = []
-        self._next = 0
-        self._sorted: list[float] | None = None
+        self._by_age: deque[float] = deque()
+        self._by_size: list[float] = []
 
     def note(self, predicted_s: float, actual_s: float) -> None:
-        """One more time is known. O(1)."""
-        if len(self._excess_s) < _KEPT:
-            self._excess_s.append(actual_s - predicted_s)
-        else:
-            self._excess_s[self._next] = actual_s - predicted_s
-        self._next = (self._next + 1) % _KEPT
-        self._sorted = None
+        """One more time is known. O(outcomes) to move them, which is less than a microsecond."""
+        excess_s = actual_s - predicted_s
+        self._by_age.append(excess_s)
+        insort(self._by_size, excess_s)
+        if len(self._by_age) > _KEPT:
+            del self._by_size[bisect_left(self._by_size, self._by_age.popleft())]
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether so many are known that they say something."""
+        return len(self._by_size) >= _FEWEST
 
     def excess_s(self, share: float = _SURE) -> float:
-        """Return the excess that this share of the outcomes kept; 0 while too few are known. O(outcomes log outcomes)
-        after a new one.
-        """
-        if len(self._excess_s) < _FEWEST:
+        """Return the excess that this share of the outcomes kept; 0 while too few are known. O(1)."""
+        if not self.are_enough:
             return 0.0
-        if self._sorted is None:
-            self._sorted = sorted(self._excess_s)
-        return self._sorted[min(int(share * len(self._sorted)), len(self._sorted) - 1)]
+        return self._by_size[min(int(share * len(self._by_size)), len(self._by_size) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,12 @@ class Promises:
             held.pop(entry.request.request_id, None)
             if not held:
                 self._tpot_s.pop(entry.replica, None)
+
+    def ttft_p98_s(self, predicted_s: float) -> float | None:
+        """Return the time within which a first token comes that is predicted so, in 98 of 100 cases by the last
+        outcomes; None while too few are known.
+        """
+        return max(predicted_s + self.ttft.excess_s(), 0.0) if self.ttft.are_enough else None
 
     def keeping(self, view: ClusterView) -> ReplicaSet:
         """Return the replicas that keep the request's targets and what was promised there; all, where none does.

@@ -176,6 +176,7 @@ class GlobalScheduler:
             choice.candidates,
             self._replicas.untrusted_ids,
             predicted_ttft_s,
+            predicted_ttft_p98_s=self._promises.ttft_p98_s(predicted_ttft_s),
         )
 
     def _place_with_copy(self, view: ClusterView, choice: Choice, copy: PrefixCopy) -> Placement:
@@ -196,6 +197,7 @@ class GlobalScheduler:
             self._replicas.untrusted_ids,
             predicted_ttft_s,
             Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds),
+            predicted_ttft_p98_s=self._promises.ttft_p98_s(predicted_ttft_s),
         )
 
     def _chosen(self, view: ClusterView) -> Choice:

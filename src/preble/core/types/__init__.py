@@ -244,7 +244,8 @@ class Placement:
     `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
     did not count, see `GlobalScheduler.set_trust`. `predicted_ttft_s`: seconds from here to the first token, None where
     nobody has predicted it. `transfer`: what another replica is to send first, None for nothing; its end is to be
-    reported with `GlobalScheduler.on_transferred` or `on_transfer_failed`.
+    reported with `GlobalScheduler.on_transferred` or `on_transfer_failed`. `predicted_ttft_p98_s`: what 98 of 100 keep,
+    by how the last predictions turned out; None while too few have.
     """
 
     request_id: RequestId
@@ -256,6 +257,7 @@ class Placement:
     untrusted: tuple[ReplicaId, ...] = ()
     predicted_ttft_s: float | None = None
     transfer: Transfer | None = None
+    predicted_ttft_p98_s: float | None = None
 
     def __init__(
         self,
@@ -268,6 +270,7 @@ class Placement:
         untrusted: tuple[ReplicaId, ...] = (),
         predicted_ttft_s: float | None = None,
         transfer: Transfer | None = None,
+        predicted_ttft_p98_s: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.replica_id = replica_id
@@ -278,6 +281,7 @@ class Placement:
         self.untrusted = untrusted
         self.predicted_ttft_s = predicted_ttft_s
         self.transfer = transfer
+        self.predicted_ttft_p98_s = predicted_ttft_p98_s
 
 
 @dataclass(frozen=True, slots=True)

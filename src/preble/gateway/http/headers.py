@@ -11,26 +11,29 @@ from preble.rules.callers import Caller
 from preble.serving import SESSION, ParsedRequest
 
 REPLICA, REASON, MATCHED_TOKENS = b"x-preble-replica", b"x-preble-reason", b"x-preble-matched-tokens"
-PREDICTED_TTFT = b"x-preble-predicted-ttft-ms"
+PREDICTED_TTFT, PREDICTED_TTFT_P98 = b"x-preble-predicted-ttft-ms", b"x-preble-predicted-ttft-p98-ms"
 _OURS = b"x-preble-"
 
 
 def placement_headers(placements: Sequence[Placement]) -> HeaderList:
     """Return the headers for the placements of one request's prompts: every replica and reason, all matched tokens, and
-    the longest time to the first token as predicted.
+    the longest times to the first token as predicted.
     """
     [one, *others] = placements
     replicas: str = one.replica_id
     reasons: str = one.reason
-    matched_tokens, predicted_s = one.matched_tokens, one.predicted_ttft_s
+    matched_tokens, predicted_s, p98_s = one.matched_tokens, one.predicted_ttft_s, one.predicted_ttft_p98_s
     if others:  # hardly ever
         replicas = ",".join(sorted({p.replica_id for p in placements}))
         reasons = ",".join(sorted({p.reason for p in placements}))
         matched_tokens = sum(p.matched_tokens for p in placements)
         predicted_s = max((p.predicted_ttft_s for p in placements if p.predicted_ttft_s is not None), default=None)
+        p98_s = max((p.predicted_ttft_p98_s for p in placements if p.predicted_ttft_p98_s is not None), default=None)
     headers = [(REPLICA, replicas.encode()), (REASON, reasons.encode()), (MATCHED_TOKENS, b"%d" % matched_tokens)]
     if predicted_s is not None:
         headers.append((PREDICTED_TTFT, b"%.1f" % (1000 * predicted_s)))
+    if p98_s is not None:
+        headers.append((PREDICTED_TTFT_P98, b"%.1f" % (1000 * p98_s)))
     return headers
 
 
@@ -59,7 +62,7 @@ _NOT_PASSED_BACK = frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-request-id",
-        *(REPLICA, REASON, MATCHED_TOKENS, PREDICTED_TTFT),
+        *(REPLICA, REASON, MATCHED_TOKENS, PREDICTED_TTFT, PREDICTED_TTFT_P98),
         *(b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"),
     }
 )

@@ -19,7 +19,7 @@ from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import MonotonicSeconds, Terms
 
-VERSION = 7
+VERSION = 8
 
 
 class Message(Struct, array_like=True):
@@ -167,6 +167,7 @@ class PlacedOn(Message, tag=3):
     placed_at: float
     candidates: Sequence[Candidate] = ()
     predicted_ttft_s: float | None = None
+    predicted_ttft_p98_s: float | None = None
 
 
 class Refused(Message, tag=4):
@@ -245,4 +246,5 @@ def placement_of(message: PlacedOn) -> Placement:
         message.num_prompt_tokens,
         message.candidates,
         predicted_ttft_s=message.predicted_ttft_s,
+        predicted_ttft_p98_s=message.predicted_ttft_p98_s,
     )

@@ -80,6 +80,8 @@ class _OfReplica:
         self.placed_s = numbers.cell("preble_replica_ttft_seconds", replica, model)
         self.ttft = numbers.cell("preble_ttft_seconds", model)
         self.ttft_error = numbers.cell("preble_ttft_error_seconds", model)
+        self.within_p98 = numbers.cell("preble_ttft_p98_total", model, "within")
+        self.over_p98 = numbers.cell("preble_ttft_p98_total", model, "over")
         self.e2e = numbers.cell("preble_e2e_seconds", model)
         self.ok = numbers.cell("preble_finished_total", model, "ok")
 
@@ -172,6 +174,8 @@ class Telemetry:
             note(of_replica.placed_s, SHORT_S, waited_s := now - placed.placed_at)
             if (predicted_s := placed.placement.predicted_ttft_s) is not None:
                 note(of_replica.ttft_error, SHORT_S, abs(waited_s - predicted_s))
+            if (p98_s := placed.placement.predicted_ttft_p98_s) is not None:
+                (of_replica.within_p98 if waited_s <= p98_s else of_replica.over_p98)[0] += 1
             if tenant := self._label(placed.terms.caller):
                 self.numbers.observe("preble_tenant_ttft_seconds", tenant, model, value=ttft_s)
             if (ttft_target_s := placed.terms.ttft_target_s) is not None:

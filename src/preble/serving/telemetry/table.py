@@ -103,6 +103,12 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "ttft_error", "Between the measured time from placing to the first byte and the predicted one.", "model"
             ),
             _counter(
+                "ttft_p98",
+                "First tokens within the time that 98 of 100 were predicted to keep, and over it.",
+                "model",
+                "outcome",
+            ),
+            _counter(
                 "targets",
                 "Targets of streamed answers that were kept or broken, and of requests that were refused for them; "
                 "`ttft` or `tpot`.",

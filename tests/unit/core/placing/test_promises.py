@@ -112,6 +112,8 @@ def test_what_turns_out_later_than_predicted_is_promised_later() -> None:
         assert placement.predicted_ttft_s == pytest.approx(100 * MS)
         made.on_first_token(placement.request_id, now + 0.3)
         made.on_finish(placement.request_id, 1, now + 1.0)
+        known_s = placement.predicted_ttft_p98_s
+        assert known_s is None if number < 32 else known_s == pytest.approx(300 * MS)
     request = asking("r", list(range(100_000, 100_100)), 1000.0, 1.0)
     assert made.forecast(request, 1000.0).ttft_s == pytest.approx(0.3, abs=0.01)
 
@@ -124,6 +126,15 @@ def test_an_excess_is_known_once_enough_outcomes_are() -> None:
     outcomes.note(1.0, 33.0)
     assert outcomes.excess_s(0.0) == 1.0
     assert outcomes.excess_s() == 32.0
+
+
+def test_the_excess_is_that_of_the_last_outcomes_sorted() -> None:
+    outcomes, rng = Outcomes(), Random(0)
+    actual_s = [rng.choice((1.0, 1.25, rng.random())) for _ in range(700)]
+    for time_s in actual_s:
+        outcomes.note(1.0, time_s)
+    last = sorted(time_s - 1.0 for time_s in actual_s[-256:])
+    assert [outcomes.excess_s(share) for share in (0.0, 0.5, 0.98, 1.0)] == [last[at] for at in (0, 128, 250, 255)]
 
 
 def test_only_the_last_outcomes_count() -> None:

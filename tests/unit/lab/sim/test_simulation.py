@@ -20,7 +20,8 @@ from preble.errors import ConfigError
 from preble.lab.metrics import RequestRecord
 from preble.lab.metrics.itl import gap_s
 from preble.lab.sim import Failure, FailureKind, SimConfig, SimResult, Simulation, simulate
-from preble.lab.workloads import Segment, Workload, WorkloadRequest
+from preble.lab.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
+from preble.profiles import load_profile
 
 # A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096)
@@ -150,6 +151,24 @@ def test_kv_events_reach_the_scheduler_after_their_delay() -> None:
     for delay_s, expected in ((0.001, 48), (30.0, 0)):
         Simulation(config(event_delay_s=delay_s), Workload("test", tuple(asked)), on_placement=note).run()
         assert matched["again"] == expected
+
+
+def test_first_tokens_keep_the_time_that_98_of_100_are_predicted_to_keep() -> None:
+    """At most four of a hundred come later: load changes, and an outcome is known only when it is there."""
+    placed: dict[str, tuple[Placement, float]] = {}
+    workload = WorkloadPlan(source="toolbench", requests=1000, rps=50.0).make()
+    cluster = SimConfig(profile=load_profile("a6000-mistral-7b"))
+    simulation = Simulation(
+        cluster, workload, on_placement=lambda placement, now: placed.update({placement.request_id: (placement, now)})
+    )
+    within = []
+    for record in simulation.run().records:
+        placement, placed_at = placed[record.request_id]
+        assert record.first_token_s is not None
+        if placement.predicted_ttft_p98_s is not None:
+            within.append(record.first_token_s - placed_at <= placement.predicted_ttft_p98_s)
+    assert len(within) > 900
+    assert sum(within) > 0.96 * len(within)
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
