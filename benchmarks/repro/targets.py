@@ -1,6 +1,7 @@
 """Goodput where requests ask for a time to the first token: with targets, and by rules that do not know them.
 
     python benchmarks/repro/targets.py                    # half an hour on two cores, best on the compiled core
+    python benchmarks/repro/targets.py --more             # only what the result has not yet
     python benchmarks/repro/targets.py --draw             # fill the page from the results that are there
 
 Four A6000 with Mistral-7B, simulated. Seven of ten requests are of people, who want the first token soon; three are
@@ -16,20 +17,21 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import groupby, product
-from math import ceil
+from math import ceil, inf
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import msgspec
 from page import fill
 
 from preble.core.admission.admission import FairAdmission
-from preble.core.admission.fair_queue import QueueSettings
+from preble.core.admission.fair_queue import QueueSettings, TurnRefused
 from preble.core.costs.model import CostModel
-from preble.core.types import NO_TARGET, Target
+from preble.core.types import NO_TARGET, RequestId, Target
 from preble.decisions.settings import make_scheduler
 from preble.lab.metrics import RequestRecord
 from preble.lab.sim import SimConfig, Simulation
@@ -61,6 +63,8 @@ AS_TODAY = ("preble", "least_load", "llmd_blend")
 WITH_TARGETS = ("preble in turns", "preble at once", "llmd_blend at once")
 """`in turns`: requests wait in the gateway, the urgent first. `at once`: only refused and placed by their targets, as
 llm-d's rule of headroom does it."""
+BY_DEADLINE = "preble by deadline"
+"""Requests wait in the gateway, whose deadline is first goes first, and none is refused: deadlines alone."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -77,6 +81,24 @@ class Run(msgspec.Struct, frozen=True):
     batch: float
     admitted: float
     kept: float
+
+    @property
+    def case(self) -> tuple[str, float, str, int, bool]:
+        return self.workload, self.share, self.how, self.seed, self.wrong_profile
+
+
+class DeadlineOrder(FairAdmission):
+    """Calls up the request whose deadline is first. `targets_s`: by request."""
+
+    def __init__(self, cost_model: CostModel, targets_s: Mapping[str, float]) -> None:
+        super().__init__(cost_model, QueueSettings(max_waiting=10**6, max_wait_s=inf))
+        self._targets_s = targets_s
+
+    def offer(
+        self, request_id: RequestId, tenant: str, num_prompt_tokens: int, now: float, **_others: Any
+    ) -> list[TurnRefused]:
+        rank = round(1000 * (now + self._targets_s[request_id]))
+        return super().offer(request_id, tenant, num_prompt_tokens, now, rank=rank)
 
 
 def is_batch(asked: WorkloadRequest) -> bool:
@@ -97,13 +119,19 @@ def run(workload: str, share: float, how: str, seed: int, wrong_profile: bool) -
     error = 1 / 1.5 if wrong_profile else 1.0
     config = SimConfig(profile=profile, replicas=4, policy=policy, profile_error=error, seed=seed)
     settings = msgspec.structs.replace(config.scheduler_settings, refit=True)
+    admission = None
+    if way == "in turns":
+        admission = FairAdmission(CostModel(config.told_profile), patient)
+    elif how == BY_DEADLINE:
+        targets_s = {request.request_id: target_of(request).ttft_s or 0.0 for request in made.requests}
+        admission = DeadlineOrder(CostModel(config.told_profile), targets_s)
     simulation = Simulation(
         config,
         made,
         scheduler=make_scheduler(settings, config.told_profile),
-        admission=FairAdmission(CostModel(config.told_profile), patient) if way == "in turns" else None,
+        admission=admission,
         tenant_of=lambda asked: "all",
-        target_of=target_of if way else lambda asked: NO_TARGET,
+        target_of=target_of if how in WITH_TARGETS else lambda asked: NO_TARGET,
     )
     asked = {request.request_id: request for request in made.requests}
     first = min(request.arrival_s or 0.0 for request in made.openers)
@@ -146,6 +174,7 @@ def table(runs: Sequence[Run]) -> str:
         "workload",
         "asked, requests/s",
         f"best of {len(AS_TODAY)} rules without targets",
+        "by deadline alone",
         "`llmd_blend` at once",
         "at once",
         "in turns",
@@ -165,6 +194,7 @@ def table(runs: Sequence[Run]) -> str:
             f"{SHOWN[workload]}, {PEOPLE_S[workload]:g} s",
             f"{share * CARRIED[workload]:.3g}",
             f"{means[best]:.3g} (`{best}`)",
+            f"{means[BY_DEADLINE]:.3g}",
             f"{means['llmd_blend at once']:.3g}",
             f"{means['preble at once']:.3g}",
             f"{in_turns:.3g}",
@@ -188,23 +218,30 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
 
 
 def cases() -> list[tuple[str, float, str, int, bool]]:
-    right = list(product(CARRIED, SHARES, (*AS_TODAY, *WITH_TARGETS), SEEDS, (False,)))
+    right = list(product(CARRIED, SHARES, (*AS_TODAY, BY_DEADLINE, *WITH_TARGETS), SEEDS, (False,)))
     return right + list(product(CARRIED, (1.1,), ("preble in turns",), SEEDS, (True,)))
+
+
+def kept_runs() -> list[Run]:
+    return msgspec.json.decode(RESULT.read_bytes(), type=list[Run])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--more", action="store_true", help="make only the runs that the result has not yet")
     parser.add_argument("--draw", action="store_true", help="fill the page only")
     given = parser.parse_args()
     if not given.draw:
-        runs = []
+        runs = [one for one in kept_runs() if given.more and one.case in cases()]
+        missing = [case for case in cases() if case not in {one.case for one in runs}]
         with ProcessPoolExecutor(given.jobs) as pool:
-            for number, one in enumerate(pool.map(run, *zip(*cases(), strict=True)), 1):
+            for number, one in enumerate(pool.map(run, *zip(*missing, strict=True)), 1):
                 runs.append(one)
-                print(f"\r{number} of {len(cases())}", end="", file=sys.stderr, flush=True)
+                print(f"\r{number} of {len(missing)}", end="", file=sys.stderr, flush=True)
+        runs.sort(key=lambda one: cases().index(one.case))
         RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
-    fill([PAGE], values(msgspec.json.decode(RESULT.read_bytes(), type=list[Run])))
+    fill([PAGE], values(kept_runs()))
 
 
 if __name__ == "__main__":
