@@ -1,0 +1,32 @@
+"""The table of docs/concepts/copies.md is that of the kept results, and says what the page promises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.scripts import script
+
+PAGE = (Path(__file__).parents[2] / "docs" / "concepts" / "copies.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> Any:
+    return script("benchmarks/repro/copies.py")
+
+
+def test_the_table_is_that_of_the_kept_results(benchmark: Any) -> None:
+    assert f"<!-- copies -->\n{benchmark.table(benchmark.known())}\n<!-- end -->" in PAGE
+
+
+def test_every_result_is_of_a_case_that_there_is(benchmark: Any) -> None:
+    found = benchmark.known()
+    assert {name for name, _, _ in found} == benchmark.CASES.keys()
+    assert all(link in (None, *benchmark.CASES[name].links) for name, link, _ in found)
+
+
+def test_the_70b_copies_nothing_over_a_slow_link(benchmark: Any) -> None:
+    over_slow = [one for one in benchmark.known().values() if one.link_gb_per_s == benchmark.SLOW]
+    assert over_slow and not any(one.copies for one in over_slow)
