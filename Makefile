@@ -10,6 +10,9 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
+# Those that `make wheels` compiles for and `make test-wheels` tries.
+PYTHONS ?= $(PYTHON)
+
 # The first one that `requires-python` admits.
 OLDEST := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
 
@@ -41,6 +44,8 @@ COMPILING := $(PATIENTLY) --log $(NATIVE)/install.log
 ENGINE ?= vllm
 DEMO_OUT ?= build/demo
 PYTEST_ARGS ?=
+# The ends of the ranges in pyproject.toml, as uv resolves them.
+ENDS ?= lowest-direct highest
 # Tests of our own code and processes: a file at a time on each core. What starts processes of others keeps the machine to
 # itself.
 OTHERS := vllm or sglang or envoy or ray or clients
@@ -48,8 +53,8 @@ ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
 
-.PHONY: help demo test test-fast test-light test-kubernetes test-native chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
-.PHONY: environments checks
+.PHONY: help demo test test-fast test-light test-kubernetes test-native test-wheels test-dependencies chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
+.PHONY: environments checks compiled-wheel
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -71,28 +76,43 @@ $(DOCS): $(DEV)
 	@$(INSTALLING) "installing the documentation tools" $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
 
-# The dependencies first, then the compiled package over the plain one; from a copy, for the compiler leaves its modules
-# beside the sources, where they would be imported instead of them.
+# Writes the compiled wheel of a Python into a folder. From a copy: the compiler leaves its modules beside the sources, where
+# they would be imported instead of them.
+define COMPILE
+@rm -rf build/native && mkdir -p build/native/dev && cp -r $(PACKAGED) build/native/ && cp dev/commit_hook.py build/native/dev/
+@$(PATIENTLY) --log build/compiling.log "compiling" env HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
+	$(1)/bin/python $(PIP) wheel --no-deps -w $(2) ./build/native
+@rm -rf build/native
+endef
+
+# The dependencies first, then the compiled package over the plain one.
 $(NATIVE_READY): pyproject.toml $(CONSTRAINTS) $(shell find src/preble/core -name "*.py")
 	@command -v cc >/dev/null || { echo "make: no C compiler (cc) found, so the core cannot be compiled" >&2; exit 3; }
 	@echo "make: compiling the core into $(NATIVE) (about a minute)"
 	@$(PYTHON) -m venv $(NATIVE)
 	@$(COMPILING) "installing what the core's tests need" env -u PYTHONDONTWRITEBYTECODE \
 		$(NATIVE)/bin/python $(PIP) install -c $(CONSTRAINTS) '.[dev]'
-	@rm -rf build/native $(NATIVE)/wheel && mkdir -p build/native/dev && cp -r $(PACKAGED) build/native/
-	@cp dev/commit_hook.py build/native/dev/
-	@$(COMPILING) "compiling" env HATCH_BUILD_HOOK_ENABLE_MYPYC=1 PIP_CONSTRAINT=$(CONSTRAINTS) \
-		$(NATIVE)/bin/python $(PIP) wheel --no-deps -w $(NATIVE)/wheel ./build/native
+	@rm -rf $(NATIVE)/wheel
+	$(call COMPILE,$(NATIVE),$(NATIVE)/wheel)
 	@env -u PYTHONDONTWRITEBYTECODE $(NATIVE)/bin/python $(PIP) install --quiet \
 		--force-reinstall --no-deps $(NATIVE)/wheel/*.whl
-	@rm -rf build/native
 	@touch $@
 
-# COMPILED=no leaves the compiled wheel out. Releases are built by .github/workflows/wheels.yml.
-wheels: $(DEV) ## Build what PyPI gets: source package, pure wheel, this machine's compiled wheel (dist/)
+# COMPILED=no leaves the compiled wheels out. Releases are built by .github/workflows/wheels.yml.
+wheels: $(DEV) ## Build what PyPI gets: source package, pure wheel, a compiled wheel for each of PYTHONS (dist/)
 	@rm -rf dist && $(BIN)/hatchling build -d dist
-	@if [ "$(COMPILED)" != no ]; then $(MAKE) --no-print-directory native && cp $(NATIVE)/wheel/*.whl dist/; fi
+	@if [ "$(COMPILED)" != no ]; then \
+	  for python in $(PYTHONS); do $(MAKE) --no-print-directory compiled-wheel PYTHON="$$python"; done; fi
 	@ls -l dist
+
+compiled-wheel: # of PYTHON, into dist/
+	@echo "make: compiling for $$($(PYTHON) --version)"
+	@rm -rf build/compiler && $(PYTHON) -m venv build/compiler
+	$(call COMPILE,build/compiler,dist)
+
+# From dist/ and a folder that is filled from the index first, without any network.
+test-wheels: $(DEV) ## Install dist/ into an empty environment of each of PYTHONS, and serve, complete and compare there
+	@$(BIN)/python benchmarks/repro/packages.py $(PYTHONS)
 
 native: $(NATIVE_READY) ## Install the package with its core compiled into .native/ (needs a C compiler)
 
@@ -146,6 +166,17 @@ test-light: test-fast ## test-fast, and the other tests that are not slow; what 
 	@$(BIN)/pytest -m 'not slow' --ignore=tests/unit --ignore=tests/docs $(PYTEST_ARGS)
 
 # An hour and a million requests: make chaos CHAOS_ARGS='--minutes 60 --rate 285 --vllm 0 --json chaos.json'
+# Not the pinned versions of $(CONSTRAINTS): whoever runs `pip install preble` has others.
+test-dependencies: | $(BIN)/python ## The tests that are not slow, with the oldest and the newest libraries that pyproject.toml admits
+	@rm -rf build/ends && $(PYTHON) -m venv build/ends/uv && build/ends/uv/bin/python $(PIP) install --quiet uv
+	@status=0; for end in $(ENDS); do echo "make: $$end"; \
+	  build/ends/uv/bin/uv venv --quiet --python "$$(command -v $(PYTHON))" build/ends/$$end; \
+	  build/ends/uv/bin/uv pip install --quiet --python build/ends/$$end/bin/python --compile-bytecode \
+	    --resolution $$end -e '.[plot,dev]'; \
+	  build/ends/$$end/bin/python -m pytest -p no:cacheprovider $(ON_ALL_CORES) -m 'not slow and not ($(OTHERS))' \
+	    $(PYTEST_ARGS) || status=$$?; \
+	done; exit $$status
+
 chaos: $(DEV) ## Kill, hang, flood, fill disks and restart under load for 5 minutes; ends with a table (CHAOS_ARGS='--help')
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_ARGS)
 
