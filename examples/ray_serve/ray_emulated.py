@@ -21,7 +21,7 @@ from preble.emulator.engine import EmulatedEngine, Prompt
 from preble.emulator.events import KvEventPublisher
 from preble.emulator.placeholders import EmulatedMedia
 from preble.emulator.tokenizer import load_tokenizer
-from preble.emulator.web import Exchange
+from preble.emulator.web import EmulatorRequest
 from preble.integrations.ray.direct import Asgi, reported
 from preble.integrations.ray.placing import PlacerState, placer_states
 from preble.integrations.ray.replica import STATS_KEY
@@ -107,12 +107,12 @@ class EmulatedServer(_Emulated):
 
         async def without_lifespan(scope: Any, receive: Any, send: Any) -> None:
             if scope["type"] == "http":
-                await AsgiExchange(scope, receive, send, app).answered()
+                await AsgiRequest(scope, receive, send, app).answered()
 
         return reported(without_lifespan, self._reporter)
 
 
-class AsgiExchange(Exchange):
+class AsgiRequest(EmulatorRequest):
     """A request to an emulated replica that Ray's ingress brings over ASGI."""
 
     def __init__(self, scope: Any, receive: Any, send: Any, app: EmulatorApp) -> None:

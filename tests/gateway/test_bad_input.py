@@ -204,8 +204,11 @@ async def test_an_endless_body_of_unknown_length_is_a_413(serve: Serve) -> None:
             yield b" " * 10_000
 
     limits = LimitsConfig(max_body_bytes=100_000)
-    async with replicas(1) as [one], serve([one], limits=limits) as gateway:
-        answer = await gateway.http.post("/v1/completions", data=pieces())
+    async with (
+        replicas(1) as [one],
+        serve([one], limits=limits) as gateway,
+        gateway.http.post("/v1/completions", data=pieces()) as answer,
+    ):
         assert answer.status == 413
 
 

@@ -120,7 +120,8 @@ async def test_many_reloads_at_once_are_one_or_two_and_harm_no_request(workers: 
                 one.process.send_signal(signal.SIGHUP)
                 one.process.send_signal(signal.SIGUSR1)
             fake.gate.set()
-            assert (await held).status == 200
+            async with await held as answer:
+                assert answer.status == 200
         one.process.terminate()
         assert await one.ended() == 0
         assert b"".join(one.lines).count(b'"reloaded"') <= 2

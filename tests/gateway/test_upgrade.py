@@ -217,7 +217,8 @@ async def test_a_stop_after_a_handover_lets_running_requests_end_and_a_second_on
         os.kill(gateway.first, signal.SIGTERM)
         await eventually(lambda: has_ended(gateway.first))
         with contextlib.suppress(aiohttp.ClientError):
-            assert (await held).status == 503
+            async with await held as answer:
+                assert answer.status == 503
 
 
 async def test_a_successor_that_dies_later_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

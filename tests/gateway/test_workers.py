@@ -346,7 +346,8 @@ async def test_connections_are_refused_while_the_last_requests_end(tmp_path: Pat
         gateway.process.send_signal(signal.SIGTERM)
         await eventually(lambda: refuses(gateway))
         fake.gate.set()
-        assert (await held).status == 200
+        async with await held as answer:
+            assert answer.status == 200
         assert await gateway.process.wait() == 0
         assert gateway.logged("graceful shutdown exceeded") == 0
 
