@@ -87,8 +87,14 @@ def of_python(name: str, value: Any) -> Iterator[str]:
                 yield f"python {name}.{member}"
 
 
+def is_protocol(value: type) -> bool:
+    return bool(getattr(value, "_is_protocol", False))
+
+
 def called(value: Any) -> str:
     """Return how something is called: names of parameters, `=` behind those that may be left out."""
+    if not inspect.isroutine(value) and (not isinstance(value, type) or issubclass(value, Enum) or is_protocol(value)):
+        return ""  # nobody calls these, and each Python says something else of them
     try:
         parameters = list(inspect.signature(value).parameters.values())
     except ValueError:

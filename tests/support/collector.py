@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from preble.engines.commands import free_ports
-from support.servers import require_server
+from support.servers import not_there, require_server
 from support.waiting import eventually
+
+CANNOT_BE_LOADED = 127
+"""The dynamic loader's exit status where a shared library is missing."""
 
 
 @asynccontextmanager
@@ -37,6 +40,8 @@ async def collector(to: str) -> AsyncIterator[str]:
     )
 
     async def listens() -> bool:
+        if running.returncode == CANNOT_BE_LOADED:
+            not_there("rotel needs the shared library of the Python that installed it, and this one has none")
         assert running.returncode is None, "rotel has ended"
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", http)
