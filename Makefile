@@ -202,8 +202,8 @@ docs-serve: $(DOCS) ## Show the documentation on http://127.0.0.1:8001 while you
 	@$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 reference: $(DEV) ## Write what is generated: pages of commands, settings, metrics and files, dashboard, alert rules
-	@$(BIN)/python -m preble.cli.reference docs/reference/cli.md
-	@$(BIN)/python -m preble.config.reference > docs/reference/configuration.md
+	@$(BIN)/python dev/commands_page.py
+	@$(BIN)/python dev/settings_page.py
 	@$(BIN)/python dev/files_page.py
 	@$(BIN)/python dev/monitoring/generate.py
 

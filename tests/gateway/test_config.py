@@ -6,10 +6,11 @@ import pytest
 
 from preble.config import GatewayConfig, ReplicaConfig, knobs
 from preble.config.load import load
-from preble.config.reference import reference_page
 from preble.errors import ConfigError
+from support.scripts import script
 
 URL = "http://127.0.0.1:8101"
+PAGES = script("dev/settings_page.py")
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "configuration.md"
 
 
@@ -20,13 +21,14 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_the_reference_page_is_what_the_code_says() -> None:
-    assert PAGE.read_text(encoding="utf-8") == reference_page(), "run `make reference`"
+    assert PAGE.read_text(encoding="utf-8") == PAGES.settings_page(), "run `make reference`"
 
 
 def test_every_knob_has_a_meaning_and_a_reason_and_times_and_sizes_have_a_unit() -> None:
     for knob in knobs(GatewayConfig):
-        assert knob.about.text and knob.about.why, knob.key
-        assert knob.about.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
+        about = PAGES.about(knob)
+        assert about.text and about.why, knob.key
+        assert about.unit or not knob.key.endswith(("_s", "_bytes")), knob.key
 
 
 def test_defaults_need_only_a_replica() -> None:

@@ -14,7 +14,7 @@ import click
 from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.gateway_pages import GATEWAY
-from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, HttpUrl, api_key_option, option, workload_options
+from preble.cli.options import DEFAULT_RPS, HTTP_URL, POSITIVE_FLOAT, api_key_option, option, workload_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
 
 if TYPE_CHECKING:
@@ -25,13 +25,13 @@ DEFAULT_REQUESTS = 200
 
 
 @click.command("bench")
-@option("--url", "The endpoint: Preble, or any OpenAI-compatible server.", HttpUrl(), default=GATEWAY)
+@option("--url", "The endpoint: Preble, or any OpenAI-compatible server.", HTTP_URL, default=GATEWAY)
 @workload_options(DEFAULT_REQUESTS)
 @option("--model", "Model to ask for.  [default: the first that the endpoint serves]")
 @option(
     "--replica replicas",
     "A replica behind the endpoint; its own cache counters are read too. Repeatable.",
-    HttpUrl(),
+    HTTP_URL,
     multiple=True,
 )
 @option("--slo-ttft", "Limit of TTFT in seconds; reports goodput.", POSITIVE_FLOAT, metavar="S")

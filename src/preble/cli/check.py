@@ -10,7 +10,7 @@ import click
 
 from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
-from preble.cli.options import HttpUrl, api_key_option, option
+from preble.cli.options import HTTP_URL, api_key_option, option
 from preble.cli.output import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ TIMEOUT_S = 600.0
 
 
 @click.command("check")
-@option("--url", "The gateway to ask.", HttpUrl(), default=GATEWAY)
+@option("--url", "The gateway to ask.", HTTP_URL, default=GATEWAY)
 @api_key_option
 @json_option("the reports")
 def command(url: str, api_key: str | None, json_file: Path | None) -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT, all_of, option, order_option
+from preble.cli.options import NOT_NEGATIVE_FLOAT, POSITIVE, POSITIVE_FLOAT, Read, all_of, option, order_option
 from preble.core.replica.waiting_queue import QueueOrder
 
 if TYPE_CHECKING:
     from preble.lab.sim import SimConfig
     from preble.lab.workloads import WorkloadPlan
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def cluster_options(command: Command) -> Command:
-    """Add the options of a simulated cluster, without policy and seed; `simulated_cluster` reads them."""
-    return all_of(_OPTIONS)(command)
 
 
 def simulated_cluster(
@@ -82,30 +74,22 @@ def workload_plan(
     return WorkloadPlan(source=source, requests=requests, **of_plan), rest
 
 
-class GossipDelay(click.ParamType[float | None]):
-    """Seconds, or `never`."""
-
-    name = "delay"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | None:
-        return None if value in (None, "never") else float(NOT_NEGATIVE_FLOAT(value, param, ctx))
+def _gossip_delay(text: str) -> float | None:
+    return None if text == "never" else float(NOT_NEGATIVE_FLOAT(text))
 
 
-class ReplicaNumber(click.ParamType[tuple[str, float]]):
-    """A positive number of one replica: REPLICA=X."""
-
-    name = "replica number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        if isinstance(value, tuple):
-            return value
-        replica, _, number = str(value).partition("=")
-        return (
-            (replica, float(POSITIVE_FLOAT(number, param, ctx))) if number else self.fail(f"{value!r} is not REPLICA=X")
-        )
+def _of_replica(text: str) -> tuple[str, float]:
+    replica, _, number = text.partition("=")
+    if not number:
+        raise ValueError
+    return replica, float(POSITIVE_FLOAT(number))
 
 
-_OPTIONS = (
+_OF_REPLICA = Read("REPLICA=X", _of_replica)
+"""A positive number of one replica."""
+
+
+cluster_options = all_of(
     option("--replicas", "Number of replicas: r0, r1, and so on.", POSITIVE, default=4),
     option(
         "--profile",
@@ -127,14 +111,14 @@ _OPTIONS = (
     option(
         "--speed speeds",
         "A replica computes X times as fast as the profile says, 0.5 for half. Repeatable.",
-        ReplicaNumber(),
+        _OF_REPLICA,
         multiple=True,
         metavar="REPLICA=X",
     ),
     option(
         "--kv-share kv_shares",
         "A replica has X times the KV cache of the others. Repeatable.",
-        ReplicaNumber(),
+        _OF_REPLICA,
         multiple=True,
         metavar="REPLICA=X",
     ),
@@ -161,7 +145,7 @@ _OPTIONS = (
     option(
         "--gossip-delay gossip_delay_s",
         "Seconds until the other gateways know of a placement; never: they send each other nothing.",
-        GossipDelay(),
+        Read("seconds or never", _gossip_delay),
         default="0.05",
         metavar="S|never",
     ),
@@ -177,16 +161,16 @@ _OPTIONS = (
         multiple=True,
         metavar="FROM:UNTIL",
     ),
-    click.option(
+    option(
         "--link-gb-per-s",
-        type=POSITIVE_FLOAT,
-        help="Replicas copy KV from each other, at this rate in GB/s.  [default: they cannot]",
+        "Replicas copy KV from each other, at this rate in GB/s.  [default: they cannot]",
+        POSITIVE_FLOAT,
     ),
-    click.option(
-        "--transfer-group",
-        "transfer_groups",
+    option(
+        "--transfer-group transfer_groups",
+        "Only these replicas copy from each other. Repeatable, for further groups.  [default: all of them]",
         multiple=True,
         metavar="REPLICA,...",
-        help="Only these replicas copy from each other. Repeatable, for further groups.  [default: all of them]",
     ),
 )
+"""Those of a simulated cluster, without policy and seed; `simulated_cluster` reads them."""

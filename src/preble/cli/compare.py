@@ -12,7 +12,7 @@ import click
 
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, option, workload_shape_options
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, Read, option, workload_shape_options
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_json, write_result
 from preble.errors import ConfigError
 
@@ -36,20 +36,9 @@ EVERY = "all"
 SEARCHED, RECORDED = "auto", "recorded"
 
 
-class ListOption(click.ParamType[tuple[Any, ...]]):
-    """Values with commas between them, each read by `read`, which raises ValueError for what it cannot read."""
-
-    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
-        self.name = name
-        self._read = read
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
-        if isinstance(value, tuple):
-            return value
-        try:
-            return tuple(self._read(part.strip()) for part in str(value).split(","))
-        except ValueError:
-            self.fail(f"{value!r} is not {self.name}", param, ctx)
+def _listed(name: str, read: Callable[[str], Any]) -> Read:
+    """Return a type of values with commas between them."""
+    return Read(name, lambda text: tuple(read(part.strip()) for part in text.split(",")))
 
 
 class ListingCommand(click.Command):
@@ -65,16 +54,13 @@ class ListingCommand(click.Command):
             raise click.UsageError(f"{error.message}. {hint}", ctx) from error
 
 
-class SloBound(click.ParamType[tuple[str, float]]):
-    """A bound in seconds with the label of a workload before it, or "" for every workload."""
+def _bound(text: str) -> tuple[str, float]:
+    workload, _, seconds = text.rpartition("=")
+    return workload, float(POSITIVE_FLOAT(seconds))
 
-    name = "bound"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
-        if isinstance(value, tuple):
-            return value
-        workload, _, seconds = str(value).rpartition("=")
-        return workload, float(POSITIVE_FLOAT(seconds, param, ctx))
+_BOUND = Read("bound", _bound)
+"""A bound in seconds with the label of a workload before it, or "" for every workload."""
 
 
 def _rate(text: str) -> float | str | None:
@@ -92,7 +78,7 @@ def _rate(text: str) -> float | str | None:
 @option(
     "--policy policies",
     "What is compared; all: every policy.",
-    ListOption("names with commas between them", str),
+    _listed("names with commas between them", str),
     multiple=True,
     default=("preble,e2,round_robin,least_load",),
     metavar="NAME,...",
@@ -100,7 +86,7 @@ def _rate(text: str) -> float | str | None:
 @option(
     "--chunk chunks",
     "Run every policy with each of these --max-batch-tokens (docs/howto/engine-chunk.md).",
-    ListOption("whole numbers with commas between them", int),
+    _listed("whole numbers with commas between them", int),
     show_default=False,
     default=(),
     metavar="N,...",
@@ -109,7 +95,7 @@ def _rate(text: str) -> float | str | None:
     "--rps rates",
     "Requests a second on average. auto: search each policy's capacity, then run all at --load times the best "
     "one. recorded: as the trace has it.",
-    ListOption(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
+    _listed(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
     multiple=True,
     default=(SEARCHED,),
     metavar="N,...",
@@ -117,14 +103,14 @@ def _rate(text: str) -> float | str | None:
 @option(
     "--load loads",
     "With --rps auto: the rates to compare at, as shares of the best policy's capacity.",
-    ListOption("numbers with commas between them", float),
+    _listed("numbers with commas between them", float),
     default="0.8",
     metavar="X,...",
 )
 @option(
     "--seed seeds",
     "Each is a repetition with other requests and arrivals; intervals come from several.",
-    ListOption("whole numbers with commas between them", int),
+    _listed("whole numbers with commas between them", int),
     multiple=True,
     default=("0",),
     metavar="N,...",
@@ -140,14 +126,14 @@ def _rate(text: str) -> float | str | None:
 @option(
     "--slo-ttft ttft_p99_s",
     "Bound on the p99 of TTFT, in seconds, for all workloads or one.  [default: 2, unless --slo-e2e is given]",
-    SloBound(),
+    _BOUND,
     multiple=True,
     metavar="[WORKLOAD=]S",
 )
 @option(
     "--slo-e2e e2e_mean_s",
     "Bound on the mean E2E, in seconds, for all workloads or one.",
-    SloBound(),
+    _BOUND,
     multiple=True,
     metavar="[WORKLOAD=]S",
 )
@@ -155,14 +141,14 @@ def _rate(text: str) -> float | str | None:
     "--ttft-target ttft_targets",
     "Requests ask for their first token within S seconds; all, or those of one part of a mix or stream of a "
     "scenario. Every policy then also runs promising it, and goodput is compared.",
-    SloBound(),
+    _BOUND,
     multiple=True,
     metavar="[CLASS=]S",
 )
 @option(
     "--tpot-target tpot_targets",
     "Requests ask for each further token within S seconds.",
-    SloBound(),
+    _BOUND,
     multiple=True,
     metavar="[CLASS=]S",
 )

@@ -10,7 +10,7 @@ import click
 
 from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
-from preble.cli.options import HttpUrl, api_key_option, import_policy_option, option
+from preble.cli.options import HTTP_URL, api_key_option, import_policy_option, option
 from preble.cli.output import STDOUT, json_option, write_json
 from preble.errors import ConfigError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("explain")
 @click.argument("request_id")
-@option("--url", f"The gateway that placed it.  [default: {GATEWAY}]", HttpUrl())
+@option("--url", f"The gateway that placed it.  [default: {GATEWAY}]", HTTP_URL)
 @api_key_option
 @option(
     "--log",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,34 +17,36 @@ from preble.web.urls import server_url
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class HttpUrl(click.ParamType[str]):
-    """An http or https URL of a server; the value has no `/v1` or slash at its end."""
+class Read(click.ParamType[Any]):
+    """A value that `read` makes of its text, or says what is wrong with it. `name`: what it is, for a ValueError."""
 
-    name = "url"
+    def __init__(self, name: str, read: Callable[[str], Any]) -> None:
+        self.name = name
+        self._read = read
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value  # a default
         try:
-            return server_url(str(value))
-        except ConfigError as error:
+            return self._read(value)
+        except (ConfigError, click.BadParameter) as error:
             self.fail(str(error), param, ctx)
+        except ValueError:
+            self.fail(f"{value!r} is not {self.name}", param, ctx)
 
 
-class PolicyName(click.ParamType[str]):
-    """A policy's name, or module:Class. Policies are imported on use: they load numpy."""
+def _policy(name: str) -> str:
+    """Return the name of a policy that exists. Policies are imported on use: they load numpy."""
+    from preble.plugins.policies import make_policy
 
-    name = "policy"
+    make_policy(name)
+    return name
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "NAME"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from preble.plugins.policies import make_policy
-
-        try:
-            make_policy(str(value))
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
-        return str(value)
+HTTP_URL = Read("url", server_url)
+"""An http or https URL of a server; the value has no `/v1` or slash at its end."""
+POLICY = Read("name", _policy)
+"""A policy's name, or module:Class."""
 
 
 class FiniteRange(click.FloatRange):
@@ -66,6 +68,17 @@ def option(
     if default is not None:
         rest = {"default": default, "show_default": True, **rest}
     return click.option(*names.split(), type=kind, help=text, **rest)
+
+
+def all_of(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Add options; the help shows them in this order."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
 import_policy_option = option(
@@ -93,84 +106,64 @@ def policy_option(default: str | None) -> Callable[[Command], Command]:
         "--policy",
         "How to choose a replica: preble, e2 (the paper's), round_robin, least_load, or another of "
         "docs/reference/policies.md; or module:Class, your own." + ("" if default else "  [default: preble]"),
-        PolicyName(),
+        POLICY,
         default=default,
     )
 
 
-def replica_options(command: Command) -> Command:
-    """Add the options that say which replicas there are, what they run, and how and with whom they are chosen."""
-    options = (
-        option("--replica replicas", "URL of a replica. Repeatable.", HttpUrl(), multiple=True),
-        option(
-            "--engine",
-            "What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  "
-            "[default: auto]",
-            metavar="NAME|MODULE:CLASS",
-        ),
-        policy_option(default=None),
-        option(
-            "--tokenizer",
-            "The model's tokenizer: a folder, or a name on the Hugging Face hub.  [default: ask the replicas]",
-            metavar="PATH|NAME",
-        ),
-        option(
-            "--profile", "Cost profile of the replicas' GPU and model, which policies compare by.", metavar="NAME|FILE"
-        ),
-        option(
-            "--peers",
-            "NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
-            multiple=True,
-            metavar="nats://HOST:PORT",
-        ),
-    )
-    return all_of(options)(command)
-
-
-def api_key_option(command: Command) -> Command:
-    """Add `--api-key`, which the command gets as `api_key`: the same option for every server."""
-    return option(
-        "--api-key",
-        "Bearer token, if the server requires one.",
-        envvar="PREBLE_API_KEY",
-        show_envvar=True,
-        metavar="KEY",
-    )(command)
-
-
-def config_option(command: Command) -> Command:
-    """Add `--config`, which the command gets as `config_path`."""
-    return option(
+replica_options = all_of(
+    option("--replica replicas", "URL of a replica. Repeatable.", HTTP_URL, multiple=True),
+    option(
+        "--engine",
+        "What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  [default: auto]",
+        metavar="NAME|MODULE:CLASS",
+    ),
+    policy_option(default=None),
+    option(
+        "--tokenizer",
+        "The model's tokenizer: a folder, or a name on the Hugging Face hub.  [default: ask the replicas]",
+        metavar="PATH|NAME",
+    ),
+    option("--profile", "Cost profile of the replicas' GPU and model, which policies compare by.", metavar="NAME|FILE"),
+    option(
+        "--peers peers__servers",
+        "NATS server over which the gateways of this cluster tell each other what they place. Repeatable.",
+        multiple=True,
+        metavar="nats://HOST:PORT",
+    ),
+)
+"""Which replicas there are, what they run, and how and with whom they are chosen."""
+api_key_option = option(
+    "--api-key", "Bearer token, if the server requires one.", envvar="PREBLE_API_KEY", show_envvar=True, metavar="KEY"
+)
+log_options = all_of(
+    option("--log-level", "The least severe level to log.", click.Choice(LEVELS), default="info"),
+    option(
+        "--log-format",
+        "console for people, json for programs; both on stderr. auto: console on a terminal, else json.",
+        click.Choice(FORMATS),
+        default="auto",
+    ),
+)
+config_options = all_of(
+    option(
         "--config config_path",
         "TOML file with every setting; flags and PREBLE_* variables override it. It is watched: replicas and most "
         "settings change while serving.",
         click.Path(path_type=Path, dir_okay=False),
-    )(command)
-
-
-def log_options(command: Command) -> Command:
-    """Add `--log-level` and `--log-format`, which the command gets as `log_level` and `log_format`."""
-    options = (
-        option("--log-level", "The least severe level to log.", click.Choice(LEVELS), default="info"),
-        option(
-            "--log-format",
-            "console for people, json for programs; both on stderr. auto: console on a terminal, else json.",
-            click.Choice(FORMATS),
-            default="auto",
-        ),
-    )
-    return all_of(options)(command)
+    ),
+    log_options,
+)
+"""Of commands that serve."""
 
 
 def workload_options(default_requests: int) -> Callable[[Command], Command]:
     """Add the options of a workload. `default_requests`: of a named workload, which has no end."""
     return all_of(
-        (
-            option("--workload", WORKLOAD_HELP, default="tool_use", metavar="NAME|FILE|MIX"),
-            seeded_workload_options(
-                default_requests, f"{DEFAULT_RPS:g} for a named workload, otherwise the trace's own times"
-            ),
-        )
+        option("--workload", WORKLOAD_HELP, default="tool_use", metavar="NAME|FILE|MIX"),
+        seeded_workload_options(
+            default_requests, f"{DEFAULT_RPS:g} for a named workload, otherwise the trace's own times"
+        ),
     )
 
 
@@ -179,17 +172,15 @@ def seeded_workload_options(
 ) -> Callable[[Command], Command]:
     """Add the options of a workload, without its name."""
     return all_of(
-        (
-            option("--rps", f"Requests a second on average.  [default: {default_rps}]", POSITIVE_FLOAT),
-            option("--seed", "The same seed gives the same requests at the same times.", int, default=0),
-            workload_shape_options(default_requests),
-        )
+        option("--rps", f"Requests a second on average.  [default: {default_rps}]", POSITIVE_FLOAT),
+        option("--seed", "The same seed gives the same requests at the same times.", int, default=0),
+        workload_shape_options(default_requests),
     )
 
 
 def workload_shape_options(default_requests: int | str) -> Callable[[Command], Command]:
     """Add the options of a workload without its name, rate and seed, of which a command may take several."""
-    options = (
+    return all_of(
         option("--requests", f"Number of requests.  [default: all of a trace, otherwise {default_requests}]", POSITIVE),
         option(
             "--arrivals",
@@ -211,18 +202,6 @@ def workload_shape_options(default_requests: int | str) -> Callable[[Command], C
             POSITIVE,
         ),
     )
-    return all_of(options)
-
-
-def all_of(options: Sequence[Callable[[Command], Command]]) -> Callable[[Command], Command]:
-    """Add options; the help shows them in this order."""
-
-    def add(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return add
 
 
 def order_option(whose: str) -> Callable[[Command], Command]:

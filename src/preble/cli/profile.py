@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from preble.cli.options import POSITIVE, HttpUrl, api_key_option, option
+from preble.cli.options import HTTP_URL, POSITIVE, api_key_option, option
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
 from preble.core.types import Tier
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @click.command("profile")
-@option("--url", "The replica: vLLM, or another server with OpenAI's API.", HttpUrl(), required=True)
+@option("--url", "The replica: vLLM, or another server with OpenAI's API.", HTTP_URL, required=True)
 @option("-o --output", "File of the profile (.json).", OUTPUT_FILE, required=True, metavar="FILE")
 @option("--name", "Name of the profile.  [default: the file's name]")
 @option("--plot", "Draw measurements and fit (needs the extra `plot`).", OUTPUT_FILE, metavar="PNG")

@@ -9,7 +9,7 @@ import click
 
 from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import ask
-from preble.cli.options import HttpUrl, option
+from preble.cli.options import HTTP_URL, option
 from preble.errors import ConfigError
 
 TIMEOUT_S = 5.0
@@ -24,7 +24,7 @@ def _own_url() -> str:
 @option(
     "--url",
     "Whom to ask.  [default: http://127.0.0.1:8000, or PREBLE_PORT]",
-    HttpUrl(),
+    HTTP_URL,
     show_default=False,
     default=_own_url,
 )

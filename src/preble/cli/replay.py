@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from preble.cli.options import PolicyName, import_policy_option, option
+from preble.cli.options import POLICY, import_policy_option, option
 from preble.cli.output import STDOUT, json_option, write_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ lengths are the log's. Compare such lines with each other, not with the first.""
 
 @click.command("replay")
 @click.argument("log", type=click.Path(path_type=Path, dir_okay=False))
-@option("--policy policies", "Show what this policy would have done. Repeatable.", PolicyName(), multiple=True)
+@option("--policy policies", "Show what this policy would have done. Repeatable.", POLICY, multiple=True)
 @import_policy_option
 @json_option("the result")
 def command(log: Path, policies: tuple[str, ...], import_policy: bool, json_file: Path | None) -> None:

@@ -1,19 +1,42 @@
-"""Commands that start processes: they clean up however they end."""
+"""Commands that serve or start processes: how they begin, and that they clean up however they end."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from preble.gateway import signals
+from preble.logs import LogLosses, configure_logging
+
+if TYPE_CHECKING:
+    from preble.config import GatewayConfig
+    from preble.config.load import ConfigSources
 
 Result = TypeVar("Result")
 TERMINATED_STATUS = 143
 SIGN_OF_LIFE_S = 10
+
+
+def configured(
+    config_path: Path | None, log_level: str, log_format: str, flags: Mapping[str, Any]
+) -> tuple[GatewayConfig, ConfigSources, LogLosses]:
+    """Return the settings of a command that serves, where they come from, and what counts lost log lines.
+
+    `flags`: by the names of settings, `__` for each dot. Signals wait from now on. Raises: ConfigError.
+    """
+    signals.hold()  # before the imports, which take long
+    from preble.config.load import ConfigSources
+
+    sources = ConfigSources(config_path, os.environ, {name.replace("__", "."): value for name, value in flags.items()})
+    return sources.load(), sources, configure_logging(log_level, log_format)
 
 
 def run_cancellable(main: Coroutine[Any, Any, Result]) -> Result:

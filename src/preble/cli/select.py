@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from preble.cli.options import PORT, config_option, log_options, option, replica_options
-from preble.gateway import signals
-from preble.logs import configure_logging
+from preble.cli.options import PORT, config_options, option, replica_options
+from preble.cli.running import configured
 
 
 @click.command("select")
 @replica_options
 @option("--host", "Address to listen on.  [default: 127.0.0.1]")
 @option("--port", "Port to listen on; 0 lets the system choose.  [default: 8000]", PORT)
-@option("--lease", "Seconds that a reservation lasts without a report.  [default: 300]", float, metavar="S")
-@config_option
-@log_options
-def command(
-    config_path: Path | None,
-    log_level: str,
-    log_format: str,
-    lease: float | None,
-    peers: tuple[str, ...],
-    **flags: Any,
-) -> None:
+@option(
+    "--lease selection__lease_s",
+    "Seconds that a reservation lasts without a report.  [default: 300]",
+    float,
+    metavar="S",
+)
+@config_options
+def command(config_path: Path | None, log_level: str, log_format: str, **flags: Any) -> None:
     """Choose a replica for each request of a program that carries the bytes itself.
 
     The program asks where a request goes (/select_and_reserve), sends it there, and reports when the prompt is computed
@@ -44,13 +39,7 @@ def command(
     Then:
       curl http://127.0.0.1:8000/select_and_reserve -d '{"token_ids": [1, 2, 3], "expected_output_tokens": 16}'
     """
-    signals.hold()  # before the imports, which take long
-    from preble.config.load import ConfigSources
-
-    sources = ConfigSources(config_path, os.environ, flags | {"peers.servers": peers, "selection.lease_s": lease})
-    config = sources.load()
-    log_losses = configure_logging(log_level, log_format)
-
+    config, sources, log_losses = configured(config_path, log_level, log_format, flags)
     from preble.gateway.server import run
     from preble.selection.server import selecting
 

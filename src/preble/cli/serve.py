@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from preble.cli.options import PORT, config_option, log_options, option, replica_options
-from preble.gateway import signals
-from preble.logs import configure_logging
+from preble.cli.options import PORT, config_options, option, replica_options
+from preble.cli.running import configured
 
 
 @click.command("serve")
@@ -24,9 +22,8 @@ from preble.logs import configure_logging
     click.IntRange(0),
     metavar="N",
 )
-@config_option
-@log_options
-def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, log_format: str, **flags: Any) -> None:
+@config_options
+def command(config_path: Path | None, log_level: str, log_format: str, **flags: Any) -> None:
     """Serve the OpenAI API in front of running replicas.
 
     Each request goes to the replica where it costs least: where its prefix is cached, unless waiting there costs more
@@ -43,13 +40,9 @@ def command(config_path: Path | None, peers: tuple[str, ...], log_level: str, lo
       curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
            -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
     """
-    signals.hold()  # before the imports, which take long
-    from preble.config.load import ConfigSources
+    config, sources, log_losses = configured(config_path, log_level, log_format, flags)
     from preble.gateway.workers.count import num_front_ends
 
-    sources = ConfigSources(config_path, os.environ, flags | {"peers.servers": peers})
-    config = sources.load()
-    log_losses = configure_logging(log_level, log_format)
     if count := num_front_ends(config):
         from preble.gateway.workers.supervisor import run_workers
 

@@ -1,6 +1,6 @@
 """Configuration of the gateway: the settings, in sections, and where their values come from.
 
-`load`: how a file, the environment and flags become one `GatewayConfig`. `reference`: its page in the documentation.
+`load`: how a file, the environment and flags become one `GatewayConfig`.
 """
 
 from preble.config.clients import AuthConfig as AuthConfig

@@ -1,6 +1,6 @@
 """A knob: something that can be set, described once, by the text below its field in a section.
 
-The text says what the knob is and why its default is what it is; the reference page is made from it:
+The text says what the knob is and why its default is what it is; `dev/settings_page.py` makes its page from it:
 
     depth_s: Positive = 2.0
     '''[UNIT, expert] MEANING Why: WHY.'''
@@ -10,13 +10,8 @@ The brackets hold the unit, if there is one, and whether hardly anybody changes 
 
 from __future__ import annotations
 
-import ast
-import inspect
-import re
-from collections.abc import Iterator, Mapping
-from functools import cache
-from itertools import pairwise
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from collections.abc import Iterator
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -25,7 +20,6 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 OneOrMore = Annotated[int, Meta(ge=1)]
 ZeroOrMore = Annotated[int, Meta(ge=0)]
-_ABOUT = re.compile(r"(?:\[(?P<unit>[^],]*?)(?:, )?(?P<expert>expert)?\] )?(?P<text>.*) Why: (?P<why>.*)\.")
 
 
 class Knob(Struct, frozen=True):
@@ -35,20 +29,6 @@ class Knob(Struct, frozen=True):
     type: Any
     default: Any
     section: type[Struct]
-
-    @property
-    def about(self) -> About:
-        """What its section says of it. Reads the section's source."""
-        return _abouts(self.section)[self.key.rpartition(".")[2]]
-
-
-class About(NamedTuple):
-    """What the text below a field says. `unit`: "" for none. `why`: it has the default that it has."""
-
-    unit: str
-    text: str
-    why: str
-    is_expert: bool
 
 
 def knobs(struct: type[Struct], prefix: str = "") -> Iterator[Knob]:
@@ -60,18 +40,3 @@ def knobs(struct: type[Struct], prefix: str = "") -> Iterator[Knob]:
             yield from knobs(hint, f"{prefix}{field.name}.")
         else:
             yield Knob(prefix + field.name, hint, field.default, struct)
-
-
-@cache
-def _abouts(section: type[Struct]) -> Mapping[str, About]:
-    """Return what a section says of each of its fields."""
-    [definition] = ast.parse(inspect.getsource(section)).body
-    found = {}
-    for field, below in pairwise(definition.body):  # type: ignore[attr-defined]
-        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-            text = " ".join(ast.literal_eval(below.value).split())
-            if (match := _ABOUT.fullmatch(text)) is None:
-                raise ValueError(f"{section.__name__}.{ast.unparse(field.target)}: {text!r} does not say why")
-            unit, expert, meaning, why = match.groups()
-            found[ast.unparse(field.target)] = About(unit or "", meaning, why, expert is not None)
-    return found

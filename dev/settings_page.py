@@ -1,23 +1,34 @@
-"""The configuration's reference page, made from the knobs themselves: `python -m preble.config.reference`."""
+"""Write the page of settings from what the sections of the configuration say of them: `make reference`.
+
+.venv/bin/python dev/settings_page.py    # docs/reference/configuration.md
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
-import sys
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from textwrap import indent
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import msgspec
+from msgspec import Struct
 
 from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
 from preble.config.reloading import is_changeable
 from preble.core.policies.registry import policy_names
 
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "configuration.md"
+_ABOUT = re.compile(r"(?:\[(?P<unit>[^],]*?)(?:, )?(?P<expert>expert)?\] )?(?P<text>.*) Why: (?P<why>.*)\.")
 _HEAD = """\
 # Configuration of the gateway
 
-<!-- Made by `python -m preble.config.reference`; a test compares. To edit: src/preble/config/ -->
+<!-- Made by `make reference`; a test compares. To edit: src/preble/config/ -->
 
 One TOML file (`preble serve --config FILE`), then environment variables, then flags; the later one wins. An unknown key
 is an error that names the nearest known one. In the environment `limits.max_in_flight` is
@@ -50,7 +61,16 @@ started again.
 _TABLE = "| key | default | unit | meaning | why this default |\n|---|---|---|---|---|"
 
 
-def reference_page() -> str:
+class About(NamedTuple):
+    """What the text below a field says. `unit`: "" for none. `why`: it has the default that it has."""
+
+    unit: str
+    text: str
+    why: str
+    is_expert: bool
+
+
+def settings_page() -> str:
     """Return the page in Markdown. Pure; the same text for the same code."""
     parts = [_HEAD]
     by_section: dict[str, list[Knob]] = {}
@@ -63,6 +83,26 @@ def reference_page() -> str:
         parts.append(f"## {title}\n\n{_tables(list(knobs(struct)))}")
     parts.append(_WHILE_SERVING.format(*_by_reload()))
     return "\n".join(parts)
+
+
+def about(knob: Knob) -> About:
+    """Return what its section says of it. Reads the section's source."""
+    return _abouts(knob.section)[knob.key.rpartition(".")[2]]
+
+
+@cache
+def _abouts(section: type[Struct]) -> Mapping[str, About]:
+    """Return what a section says of each of its fields."""
+    [definition] = ast.parse(inspect.getsource(section)).body
+    found = {}
+    for field, below in pairwise(definition.body):  # type: ignore[attr-defined]
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            text = " ".join(ast.literal_eval(below.value).split())
+            if (match := _ABOUT.fullmatch(text)) is None:
+                raise ValueError(f"{section.__name__}.{ast.unparse(field.target)}: {text!r} does not say why")
+            unit, expert, meaning, why = match.groups()
+            found[ast.unparse(field.target)] = About(unit or "", meaning, why, expert is not None)
+    return found
 
 
 def _by_reload() -> list[str]:
@@ -85,17 +125,17 @@ def _meaning(section: str) -> str:
 
 def _tables(members: Sequence[Knob]) -> str:
     """Return the table of a section; its expert settings follow in a folded one."""
-    usual = [_row(knob) for knob in members if not knob.about.is_expert]
-    expert = [_row(knob) for knob in members if knob.about.is_expert]
+    usual = [_row(knob) for knob in members if not about(knob).is_expert]
+    expert = [_row(knob) for knob in members if about(knob).is_expert]
     shown = "\n".join([_TABLE, *usual, ""]) if usual else ""
     folded = indent("\n".join([_TABLE, *expert, ""]), " " * 4)
     return shown + ("\n" if usual and expert else "") + (f'??? note "Expert settings"\n\n{folded}' if expert else "")
 
 
 def _row(knob: Knob) -> str:
-    about, policies = knob.about, ", ".join(f"`{name}`" for name in policy_names())
-    text = about.text.replace("{policies}", policies)
-    return f"| `{knob.key}` | {_shown(knob.default)} | {about.unit} | {text} | {about.why} |"
+    said, policies = about(knob), ", ".join(f"`{name}`" for name in policy_names())
+    text = said.text.replace("{policies}", policies)
+    return f"| `{knob.key}` | {_shown(knob.default)} | {said.unit} | {text} | {said.why} |"
 
 
 def _shown(default: Any) -> str:
@@ -109,4 +149,4 @@ def _shown(default: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(reference_page())
+    PAGE.write_text(settings_page(), encoding="utf-8")

@@ -1,8 +1,10 @@
-"""The command-line reference page, made from `--help`: `python -m preble.cli.reference FILE`."""
+"""Write the page of commands from their `--help`: `make reference`.
+
+.venv/bin/python dev/commands_page.py    # docs/reference/cli.md
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import click
 
 from preble.cli import cli
 
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
 WIDTH = 100
 HEAD = """\
 # Command line
@@ -39,4 +42,4 @@ def _section(title: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(command_reference(), encoding="utf-8")
+    PAGE.write_text(command_reference(), encoding="utf-8")
