@@ -15,6 +15,8 @@ PAGE = ROOT / "docs" / "reference" / "files.md"
 ROOMS_PAGE = ROOT / "docs" / "concepts" / "architecture.md"
 ROOM = re.compile(r"^(\| \d+ \| `(?P<room>[\w/]+)` \| )(?!(?:global|local|both) \|).*\|$", re.MULTILINE)
 """A row of the tables of rooms: floor, room, what is in it."""
+NAMES_HEAD = "| folder | files |\n| --- | --- |"
+NAMES = re.compile(re.escape(NAMES_HEAD) + r"\n(?:\|.*\|\n)*")
 
 OF_A_REQUEST = """
     web/server/connection.py
@@ -100,10 +102,21 @@ def with_rooms(page: str) -> str:
     return ROOM.sub(lambda row: f"{row[1]}{said_of(row['room'])} |", page)
 
 
+def with_names(page: str) -> str:
+    """Return the page of rooms with the names of all files, folder by folder, in its last table."""
+    folders = sorted(path.parent for path in SRC.rglob("__init__.py") if path.parent != SRC)
+    named = {folder: [f.stem for f in sorted(folder.glob("*.py")) if f.stem != "__init__"] for folder in folders}
+    rows = (
+        f"| `{folder.relative_to(SRC).as_posix()}` | {', '.join(names)} |" for folder, names in named.items() if names
+    )
+    return NAMES.sub("\n".join((NAMES_HEAD, *rows, "")), page)
+
+
 def _row(path: Path, name: str) -> str:
     return f"| `{name}` | {first_line(path)} |\n"
 
 
 if __name__ == "__main__":
     PAGE.write_text(files_page(), encoding="utf-8")
-    ROOMS_PAGE.write_text(with_rooms(ROOMS_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    page = ROOMS_PAGE.read_text(encoding="utf-8")
+    ROOMS_PAGE.write_text(with_names(with_rooms(page)), encoding="utf-8")
