@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +63,11 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
         require_matplotlib()
     settings = _settings(**options)
     run = BenchRun(settings, api_key=api_key)
-    with _interruptible() as interrupted:
+    interrupted = False
+    try:
         asyncio.run(run_with_progress(run, settings.plan.source))
+    except KeyboardInterrupt:
+        interrupted = True
     result = run.result()
     _deliver(result, json_file, plot)
     if interrupted:
@@ -86,16 +87,6 @@ def _settings(
     plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, DEFAULT_RPS, **rest)
     slo = Slo(ttft_s=slo_ttft, tpot_s=slo_tpot) if slo_ttft or slo_tpot else None
     return BenchSettings(plan=plan, slo=slo, **rest)
-
-
-@contextmanager
-def _interruptible() -> Iterator[list[bool]]:
-    """Ctrl-C inside the block ends it and appends to the list."""
-    mark: list[bool] = []
-    try:
-        yield mark
-    except KeyboardInterrupt:
-        mark.append(True)
 
 
 def _deliver(result: BenchResult, json_file: Path | None, plot: Path | None) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from http.client import HTTPException
+from operator import getitem
 from typing import TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -30,7 +32,7 @@ def gateway_page(
 
     status, body = ask(url, api_key, post=post, timeout_s=timeout_s)
     if status >= 400:
-        message = _message(body)
+        message = said(body, "error", "message")
         if status in (401, 403):
             raise ConfigError(f"{url}: {message or 'a key is needed'}; give --api-key")
         hint = f"; {_DOUBT}" if status in (404, 405) or not message else ""
@@ -60,9 +62,9 @@ def ask(url: str, api_key: str | None = None, *, post: bool = False, timeout_s: 
         raise ConfigError(f"nothing answers at {url}: {hint}") from error
 
 
-def _message(body: bytes) -> str | None:
-    """Return the message of an error in OpenAI's form."""
+def said(body: bytes, *names: str) -> str | None:
+    """Return the text below these names in a page, one in the other; None if it is not there."""
     try:
-        return str(json.loads(body)["error"]["message"])
+        return str(reduce(getitem, names, json.loads(body)))
     except (ValueError, KeyError, TypeError):
         return None

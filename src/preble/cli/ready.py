@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import click
 
 from preble.cli.failure import CommandFailure
-from preble.cli.gateway_pages import ask
+from preble.cli.gateway_pages import ask, said
 from preble.cli.options import HTTP_URL, option
 from preble.errors import ConfigError
 
@@ -46,13 +45,5 @@ def command(url: str) -> None:
     except ConfigError as error:  # status 2 means something else to Docker
         raise CommandFailure(str(error)) from error
     if status != 200:
-        raise CommandFailure(f"{url} is not ready: {_reason(body) or f'status {status}'}")
+        raise CommandFailure(f"{url} is not ready: {said(body, 'status') or f'status {status}'}")
     click.echo(f"{url} is ready")
-
-
-def _reason(body: bytes) -> str | None:
-    """Return what a page of a gateway says of itself."""
-    try:
-        return str(json.loads(body)["status"])
-    except (ValueError, KeyError, TypeError):
-        return None

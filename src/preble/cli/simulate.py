@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from preble.decisions.writer import LogWriter
     from preble.lab.sim import SimConfig, SimResult
-    from preble.lab.workloads import WorkloadPlan
 
 DEFAULT_REQUESTS = 1000
 """Of a named workload, which has no end of its own."""
@@ -39,7 +38,14 @@ DEFAULT_REQUESTS = 1000
     "Log every decision, for `preble explain --log` and `preble replay` (docs/howto/explain.md).",
     OUTPUT_FILE,
 )
-def command(json_file: Path | None, decision_log: Path | None, **options: Any) -> None:
+def command(
+    json_file: Path | None,
+    decision_log: Path | None,
+    workload: str,
+    requests: int | None,
+    seed: int,
+    **options: Any,
+) -> None:
     """Play a workload on a simulated cluster: Preble's real schedulers, and iterations as long as a profile says.
 
     Same seed, same result, to the last digit. Replicas are named r0, r1 and so on.
@@ -56,25 +62,19 @@ def command(json_file: Path | None, decision_log: Path | None, **options: Any) -
     from preble.lab.sim import simulate
     from preble.lab.sim.memory import fewer_collections
 
-    config, plan = _settings(**options)
-    workload = plan.make()
+    plan, of_cluster = workload_plan(workload, requests, DEFAULT_REQUESTS, DEFAULT_RPS, seed=seed, **options)
+    config, made = simulated_cluster(seed=seed, **of_cluster), plan.make()
     with (
-        request_progress(f"{workload.name}, {config.policy}", len(workload.requests)) as on_record,
+        request_progress(f"{made.name}, {config.policy}", len(made.requests)) as on_record,
         fewer_collections(),
         _logging(decision_log, config) as log,
     ):
-        result = simulate(config, workload, on_record, log=log)
+        result = simulate(config, made, on_record, log=log)
     _deliver(msgspec.structs.replace(result, plan=plan), json_file)
     if log is not None and log.num_dropped:
         raise CommandFailure(f"{log.num_dropped} decisions are missing from {decision_log}")
     if result.summary.errors == result.summary.requests:
         raise click.exceptions.Exit(1)
-
-
-def _settings(*, workload: str, requests: int | None, seed: int, **rest: Any) -> tuple[SimConfig, WorkloadPlan]:
-    """Return everything that decides the run."""
-    plan, rest = workload_plan(workload, requests, DEFAULT_REQUESTS, DEFAULT_RPS, seed=seed, **rest)
-    return simulated_cluster(seed=seed, **rest), plan
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def command(
     flags = {"host": host, "port": port, "policy": policy, "profile": profile}
     if engine != "emulator":
         flags["tokenizer"] = model
+    name = ("--model", model) if engine == "emulator" and model is not None else ()  # it loads none
     _check(flags)
     options = LaunchOptions(
         engine=engine,
@@ -90,7 +91,7 @@ def command(
         model=model,
         profile=profile,
         kv_tokens=kv_tokens,
-        extra_args=(*_emulated_name(engine, model), *engine_arguments),
+        extra_args=(*name, *engine_arguments),
     )
     log_losses = configure_logging(log_level, log_format)
     run_cancellable(_start_and_serve(options, flags, log_losses))
@@ -107,11 +108,6 @@ def _check(flags: Mapping[str, object]) -> None:
     if config.profile is not None:
         load_profile(config.profile)
     listen(config.host, config.port).close()
-
-
-def _emulated_name(engine: str, model: str | None) -> tuple[str, ...]:
-    """Return the flag that makes the emulator answer under the model's name; it loads no model."""
-    return ("--model", model) if engine == "emulator" and model is not None else ()
 
 
 async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], log_losses: LogLosses) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -60,6 +60,7 @@ class _Attempt:
     usage: StreamUsage | None = None
 
 
+@dataclass(eq=False, repr=False)
 class BenchClient:
     """Sends completions to one endpoint. An async context manager: leaving it closes its connections.
 
@@ -67,28 +68,22 @@ class BenchClient:
     extension of vLLM, SGLang and the emulator). `timeout_s`: for one request, from sending to its last byte.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        model: str | None = None,
-        api_key: str | None = None,
-        ignore_eos: bool = True,
-        timeout_s: float = 600.0,
-    ) -> None:
-        self._url = url
-        self._model = model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._ignore_eos = ignore_eos
-        self._timeout_s = timeout_s
+    url: str
+    _: KW_ONLY
+    model: str | None = None
+    api_key: str | None = None
+    ignore_eos: bool = True
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
         self._encode = msgspec.json.Encoder().encode
         self._decoder = msgspec.json.Decoder(CompletionEvent)
 
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-            headers=self._headers,
-            timeout=aiohttp.ClientTimeout(total=self._timeout_s, connect=min(30.0, self._timeout_s)),
+            headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
+            timeout=aiohttp.ClientTimeout(total=self.timeout_s, connect=min(30.0, self.timeout_s)),
         )
         return self
 
@@ -103,29 +98,29 @@ class BenchClient:
         Raises: ConfigError: no answer, no OpenAI-compatible endpoint, or no such model.
         """
         names = await self._served_models()
-        if self._model is None:
-            self._model = names[0]
-        elif self._model not in names:
-            raise ConfigError(f"{self._url} does not serve {self._model!r}; it serves {', '.join(names)}")
-        return self._model
+        if self.model is None:
+            self.model = names[0]
+        elif self.model not in names:
+            raise ConfigError(f"{self.url} does not serve {self.model!r}; it serves {', '.join(names)}")
+        return self.model
 
     async def _served_models(self) -> list[str]:
         try:
             timeout = aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)
-            async with self._session.get(f"{self._url}/v1/models", timeout=timeout) as response:
+            async with self._session.get(f"{self.url}/v1/models", timeout=timeout) as response:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise ConfigError(f"nothing answers at {self._url}: {why_unreachable(error)}; is it running?") from error
+            raise ConfigError(f"nothing answers at {self.url}: {why_unreachable(error)}; is it running?") from error
         if response.status in (401, 403):
-            raise ConfigError(f"{self._url} requires a valid API key; give --api-key")
+            raise ConfigError(f"{self.url} requires a valid API key; give --api-key")
         if response.status != 200:
-            raise ConfigError(f"{self._url}/v1/models answers with status {response.status}; is it an OpenAI endpoint?")
+            raise ConfigError(f"{self.url}/v1/models answers with status {response.status}; is it an OpenAI endpoint?")
         try:
             names = [model.id for model in msgspec.json.decode(body, type=_Models).data]
         except msgspec.DecodeError as error:
-            raise ConfigError(f"{self._url}/v1/models does not answer as an OpenAI endpoint: {error}") from error
+            raise ConfigError(f"{self.url}/v1/models does not answer as an OpenAI endpoint: {error}") from error
         if not names:
-            raise ConfigError(f"{self._url} serves no model now; start its replicas")
+            raise ConfigError(f"{self.url} serves no model now; start its replicas")
         return names
 
     async def send(self, request: WorkloadRequest, scheduled_s: float, clock: Clock) -> RequestRecord:
@@ -163,14 +158,14 @@ class BenchClient:
 
     def _body(self, request: WorkloadRequest) -> dict[str, object]:
         body: dict[str, object] = {
-            "model": self._model,
+            "model": self.model,
             "prompt": request.prompt(),
             "max_tokens": request.output_tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        return body | {"ignore_eos": True} if self._ignore_eos else body
+        return body | {"ignore_eos": True} if self.ignore_eos else body
 
     async def _receive(self, body: bytes, attempt: _Attempt, clock: Clock) -> None:
         """POST, read to the end, and fill in `attempt`.
@@ -178,7 +173,7 @@ class BenchClient:
         Raises: _RequestFailed, aiohttp.ClientError, OSError, TimeoutError.
         """
         headers = {"Content-Type": "application/json"}
-        async with self._session.post(f"{self._url}/v1/completions", data=body, headers=headers) as response:
+        async with self._session.post(f"{self.url}/v1/completions", data=body, headers=headers) as response:
             attempt.status = response.status
             attempt.replica = response.headers.get(REPLICA_HEADER)
             attempt.reason = response.headers.get(REASON_HEADER)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from random import Random
@@ -41,6 +42,7 @@ CLOCK_S = 1e-6
 OnStep = Callable[[], None]
 
 
+@dataclass(eq=False)
 class Measuring:
     """One measurement of one replica.
 
@@ -49,27 +51,18 @@ class Measuring:
     model. `machine`: what the replica runs on, in words.
     """
 
-    def __init__(
-        self,
-        server: EngineServer,
-        *,
-        machine: str,
-        seed: int,
-        quick: bool = False,
-        model: str | None = None,
-        max_tokens: int | None = None,
-        kv_tokens: int | None = None,
-        tier: Tier | None = None,
-    ) -> None:
-        self._server = server
-        self._machine = machine
-        self._seed = seed
-        self._quick = quick
-        self._model = model
-        self._max_tokens = max_tokens
-        self._kv_tokens = kv_tokens
-        self._tier = tier
-        self._random = Random(seed)
+    server: EngineServer
+    _: KW_ONLY
+    machine: str
+    seed: int
+    quick: bool = False
+    model: str | None = None
+    max_tokens: int | None = None
+    kv_tokens: int | None = None
+    tier: Tier | None = None
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
         self._notes: list[str] = []
 
     async def prepare(self) -> Plan:
@@ -77,21 +70,21 @@ class Measuring:
 
         Raises: EngineError: it does not answer. ConfigError: it serves another model, or does not report its limits.
         """
-        found = await self._server.probe()
+        found = await self.server.probe()
         self._engine, self._info = found.engine, found.info
-        model = self._model or self._info.models[0]
+        model = self.model or self._info.models[0]
         if model not in self._info.models:
             raise ConfigError(f"{self._engine.url} does not serve {model!r}; it serves {', '.join(self._info.models)}")
         self._served = model
         self._timer = Timer(self._engine, model)
-        max_tokens = _smaller(self._max_tokens, self._info.max_model_len)
-        self._capacity = self._kv_tokens or self._info.spec.kv_capacity_tokens
+        max_tokens = _smaller(self.max_tokens, self._info.max_model_len)
+        self._capacity = self.kv_tokens or self._info.spec.kv_capacity_tokens
         if max_tokens is None:
             raise ConfigError(f"{self._engine.url} does not report its longest sequence; give --max-tokens")
         if self._capacity is None:
             remedy = "give --kv-tokens, or, if this is a gateway, a replica's address"
             raise ConfigError(f"{self._engine.url} does not report the size of its KV cache; {remedy}")
-        self._plan = make_plan(max_tokens, self._capacity, quick=self._quick, loads=self._tier is not None)
+        self._plan = make_plan(max_tokens, self._capacity, quick=self.quick, loads=self.tier is not None)
         return self._plan
 
     async def run(self, on_step: OnStep = lambda: None) -> Measurements:
@@ -104,15 +97,15 @@ class Measuring:
         assert self._capacity is not None
         return Measurements(
             date=datetime.now(UTC).date().isoformat(),
-            machine=self._machine,
+            machine=self.machine,
             engine=_engine_name(self._info),
             model=self._served,
-            seed=self._seed,
+            seed=self.seed,
             kv_capacity_tokens=self._capacity,
             prefill=tuple(prefill),
             decode=tuple(decode),
             admissions=tuple(admissions),
-            tier=self._tier,
+            tier=self.tier,
             loads=tuple(loads),
             notes=tuple(self._notes),
         )

@@ -9,33 +9,8 @@ from preble.errors import ConfigError
 SHORTEST_LIMIT = 128
 """The fewest tokens of context with which a fit makes sense."""
 
-LENGTHS = (
-    1,
-    16,
-    64,
-    128,
-    192,
-    256,
-    384,
-    512,
-    768,
-    1024,
-    1536,
-    2048,
-    3072,
-    4096,
-    6144,
-    8192,
-    12288,
-    16384,
-    24576,
-    32768,
-    49152,
-    65536,
-    98304,
-    131072,
-    196608,
-)
+LENGTHS = (1, 16, 64, *(part << doubled for doubled in range(6, 17) for part in (2, 3)))
+"""128, 192, 256, 384 and so on, up to 196,608."""
 QUICK_LENGTHS = (1, 64, 256, 1024, 4096, 16384)
 BEHIND = (16, 128, 512, 2048)
 """New tokens behind a cached prefix."""

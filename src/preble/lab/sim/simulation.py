@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import inf
 
@@ -69,6 +69,7 @@ class _Call:
     has_moved: bool = False
 
 
+@dataclass(eq=False)
 class Simulation:
     """One run of a workload; use it once.
 
@@ -79,30 +80,22 @@ class Simulation:
     `target_of`: what a request asks for; one that no replica can give it is refused.
     """
 
-    def __init__(
-        self,
-        config: SimConfig,
-        workload: Workload,
-        *,
-        scheduler: ClusterScheduler | None = None,
-        on_record: Callable[[RequestRecord], None] = lambda record: None,
-        on_placement: Callable[[Placement, float], None] = lambda placement, now: None,
-        watch: Watch | None = None,
-        admission: FairAdmission | None = None,
-        tenant_of: Callable[[WorkloadRequest], str] = lambda asked: "",
-        target_of: Callable[[WorkloadRequest], Target] = lambda asked: NO_TARGET,
-    ) -> None:
-        self._config = config
-        self._workload = workload
-        self._script = Script(workload)
-        self._on_record = on_record
-        self._on_placement = on_placement
-        self._cost_model = CostModel(config.true_profile)
+    config: SimConfig
+    workload: Workload
+    _: KW_ONLY
+    scheduler: ClusterScheduler | None = None
+    on_record: Callable[[RequestRecord], None] = lambda record: None
+    on_placement: Callable[[Placement, float], None] = lambda placement, now: None
+    watch: Watch | None = None
+    admission: FairAdmission | None = None
+    tenant_of: Callable[[WorkloadRequest], str] = lambda asked: ""
+    target_of: Callable[[WorkloadRequest], Target] = lambda asked: NO_TARGET
+
+    def __post_init__(self) -> None:
+        self._script = Script(self.workload)
+        self._cost_model = CostModel(self.config.true_profile)
         self._links = CopyLinks(self._cost_model)
-        self._scheduler = scheduler or make_cluster_scheduler(config)
-        self._admission = admission
-        self._tenant_of = tenant_of
-        self._target_of = target_of
+        self._scheduler = self.scheduler or make_cluster_scheduler(self.config)
         self._timer_s = -inf
         """When the scheduler's timer is due; minus infinity while that is to be asked."""
         self._agenda = Agenda()
@@ -113,8 +106,7 @@ class Simulation:
         self._reasons: Counter[str] = Counter()
         self._replications: list[ReplicationRecord] = []
         self._timeline = Timeline()
-        self._watch = watch
-        self._num_expected = len(workload.requests)
+        self._num_expected = len(self.workload.requests)
         self._stopped_s: float | None = None
 
     def run(self) -> SimResult:
@@ -129,9 +121,9 @@ class Simulation:
                 now = time_s
             event(now)
         return SimResult(
-            workload=self._workload.name,
-            workload_note=self._workload.note,
-            config=self._config,
+            workload=self.workload.name,
+            workload_note=self.workload.note,
+            config=self.config,
             policy=self._scheduler.policy.name,
             summary=summarize(self._records),
             gpu_s=sum(replica.busy_s for replica in self._all_replicas),
@@ -148,7 +140,7 @@ class Simulation:
         self._scheduler.check()
         for replica in self._live.values():
             replica.check()
-        if len(self._records) == len(self._workload.requests):
+        if len(self._records) == len(self.workload.requests):
             assert not self._calls and not self._scheduler.snapshot().num_in_flight
             assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
 
@@ -159,16 +151,16 @@ class Simulation:
         return self._scheduler
 
     def _set_out(self) -> None:
-        for replica_id in self._config.initial_replicas:
+        for replica_id in self.config.initial_replicas:
             self._add_replica(replica_id, 0.0)
-        for failure in self._config.failures:
+        for failure in self.config.failures:
             self._agenda.at(failure.time_s, Priority.FLEET, partial(self._fail, failure))
-        for request in self._workload.openers:
+        for request in self.workload.openers:
             self._agenda.at(request.arrival_s or 0.0, Priority.ARRIVAL, partial(self._send, request))
-        if self._config.sample_s is not None:
+        if self.config.sample_s is not None:
             self._agenda.at(0.0, Priority.SAMPLE, self._sample)
-        if self._watch is not None:
-            self._agenda.at(self._watch.every_s, Priority.SAMPLE, self._look)
+        if self.watch is not None:
+            self._agenda.at(self.watch.every_s, Priority.SAMPLE, self._look)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -178,7 +170,7 @@ class Simulation:
         request = Request(RequestId(asked.request_id), self._script.take_prompt(asked), asked.output_tokens)
         answer = self._script.answer(asked, request.prompt)
         call = self._calls[request.request_id] = _Call(asked, request, answer, now)
-        request.promise(self._target_of(asked), now)
+        request.promise(self.target_of(asked), now)
         start_by = None
         if request.has_target:
             forecast = self._scheduler.forecast(request, now)
@@ -187,19 +179,19 @@ class Simulation:
                     self._end(call, now, error=REFUSED)
                     return
                 start_by = forecast.start_by(request)
-        if self._admission is None:
+        if self.admission is None:
             self._place(call, now)
             return
-        tenant, num_tokens = self._tenant_of(asked), request.num_prompt_tokens
-        self._refuse(self._admission.offer(request.request_id, tenant, num_tokens, now, start_by=start_by), now)
+        tenant, num_tokens = self.tenant_of(asked), request.num_prompt_tokens
+        self._refuse(self.admission.offer(request.request_id, tenant, num_tokens, now, start_by=start_by), now)
         self._place_next(now)
 
     def _place_next(self, now: float) -> None:
         """Place what the queue lets go, now that something has changed."""
-        if self._admission is None:
+        if self.admission is None:
             return
-        self._refuse(self._admission.expire(now), now)
-        while (request_id := self._admission.next(now)) is not None:
+        self._refuse(self.admission.expire(now), now)
+        while (request_id := self.admission.next(now)) is not None:
             self._place(self._calls[request_id], now)
 
     def _refuse(self, refused: list[TurnRefused], now: float) -> None:
@@ -215,17 +207,17 @@ class Simulation:
         except PromptTooLong:
             self._end(call, now, error=PROMPT_TOO_LONG)
             return
-        if self._admission is not None:
-            self._admission.placed(placement, self._tenant_of(call.asked), now)
-        self._on_placement(placement, now)
+        if self.admission is not None:
+            self.admission.placed(placement, self.tenant_of(call.asked), now)
+        self.on_placement(placement, now)
         self._reasons[placement.reason] += 1
         call.placement = placement
         call.replica = self._live[placement.replica_id]
         deliver = partial(self._deliver, call, call.replica)
         if placement.transfer is not None:
-            self._agenda.at(now + self._config.dispatch_s, Priority.ARRIVAL, partial(self._copy, call, placement))
-        elif self._config.dispatch_s:
-            self._agenda.at(now + self._config.dispatch_s, Priority.ARRIVAL, deliver)
+            self._agenda.at(now + self.config.dispatch_s, Priority.ARRIVAL, partial(self._copy, call, placement))
+        elif self.config.dispatch_s:
+            self._agenda.at(now + self.config.dispatch_s, Priority.ARRIVAL, deliver)
         else:
             deliver(now)
 
@@ -286,7 +278,7 @@ class Simulation:
 
     def _tell(self, replica: SimReplica, tell: Callable[[float], None], now: float) -> None:
         """Tell the scheduler what happened on a replica, with the configured delay, if the replica is still there."""
-        if not self._config.knowledge_delay_s:
+        if not self.config.knowledge_delay_s:
             tell(now)
             return
 
@@ -294,7 +286,7 @@ class Simulation:
             if replica.is_alive:
                 tell(at_s)
 
-        self._agenda.at(now + self._config.knowledge_delay_s, Priority.REPORT, tell_later)
+        self._agenda.at(now + self.config.knowledge_delay_s, Priority.REPORT, tell_later)
 
     def _end(
         self,
@@ -308,9 +300,9 @@ class Simulation:
     ) -> None:
         """Record the request; send those that waited for it, or give them up if it failed."""
         del self._calls[call.request.request_id]
-        if self._admission is not None:
-            self._admission.ended(call.request.request_id, output_tokens)
-            self._admission.withdraw(call.request.request_id)
+        if self.admission is not None:
+            self.admission.ended(call.request.request_id, output_tokens)
+            self.admission.withdraw(call.request.request_id)
         placement = call.placement
         self._record(
             RequestRecord(
@@ -348,15 +340,15 @@ class Simulation:
 
     def _record(self, record: RequestRecord) -> None:
         self._records.append(record)
-        self._on_record(record)
+        self.on_record(record)
 
     # -- replicas -----------------------------------------------------------------------------------------------------
 
     def _add_replica(self, replica_id: ReplicaId, now: float) -> None:
-        replica = SimReplica(replica_id, self._config, self._cost_model)
+        replica = SimReplica(replica_id, self.config, self._cost_model)
         self._timed_scheduler.add_replica(replica.spec, now)
-        if self._admission is not None:
-            self._admission.add_replica(replica_id)
+        if self.admission is not None:
+            self.admission.add_replica(replica_id)
         self._live[replica_id] = replica
         self._all_replicas.append(replica)
 
@@ -366,8 +358,8 @@ class Simulation:
         if failure.kind is not FailureKind.ADDED:
             self._live.pop(replica_id).lose(now)
             orphans = self._timed_scheduler.remove_replica(replica_id, now)
-            if self._admission is not None:
-                self._admission.remove_replica(replica_id)
+            if self.admission is not None:
+                self.admission.remove_replica(replica_id)
         if failure.kind is not FailureKind.LOST:
             self._add_replica(replica_id, now)
         for request in orphans:
@@ -410,8 +402,8 @@ class Simulation:
             self._finish(replica, finished, now)
         self._place_next(now)
         events = replica.take_events()
-        if events and self._config.event_delay_s is not None:
-            time_s = now + self._config.event_delay_s + self._config.knowledge_delay_s
+        if events and self.config.event_delay_s is not None:
+            time_s = now + self.config.event_delay_s + self.config.knowledge_delay_s
             self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))
         self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
 
@@ -423,8 +415,8 @@ class Simulation:
 
     def _tell_prefilled(self, request_id: RequestId, now: float) -> None:
         self._timed_scheduler.on_first_token(request_id, now)
-        if self._admission is not None:
-            self._admission.first_token(request_id)
+        if self.admission is not None:
+            self.admission.first_token(request_id)
 
     def _report(self, replica: SimReplica, events: list[KvEvent], now: float) -> None:
         if not replica.is_alive:
@@ -455,21 +447,21 @@ class Simulation:
         state = self._scheduler.snapshot()
         for replica in self._live.values():
             self._timeline.sample(replica, state.replicas[replica.replica_id].load_s, now)
-        assert self._config.sample_s is not None
+        assert self.config.sample_s is not None
         if len(self._agenda):
-            self._agenda.at(now + self._config.sample_s, Priority.SAMPLE, self._sample)
+            self._agenda.at(now + self.config.sample_s, Priority.SAMPLE, self._sample)
 
     def _look(self, now: float) -> None:
         """Ask the watch whether it has seen enough. If so, nothing more begins; what has begun ends as usual."""
-        assert self._watch is not None
+        assert self.watch is not None
         calls = self._calls.values()
         num_waiting = sum(call.first_token_s is None for call in calls)
         oldest_s = min((call.scheduled_s for call in calls), default=now)
-        if not self._watch.has_seen_enough(Glimpse(now, self._records, num_waiting, oldest_s)):
-            self._agenda.at(now + self._watch.every_s, Priority.SAMPLE, self._look)
+        if not self.watch.has_seen_enough(Glimpse(now, self._records, num_waiting, oldest_s)):
+            self._agenda.at(now + self.watch.every_s, Priority.SAMPLE, self._look)
             return
         self._stopped_s = now
-        begun = (session for session in self._workload.sessions() if (session[0].arrival_s or 0.0) <= now)
+        begun = (session for session in self.workload.sessions() if (session[0].arrival_s or 0.0) <= now)
         self._num_expected = sum(map(len, begun))
 
 
