@@ -10,7 +10,7 @@ request fails and the other prompts are aborted.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
@@ -25,7 +25,7 @@ from preble.gateway.http.headers import placement_headers
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import reply_refusal
-from preble.prompts.endpoints import JSON_TYPE, Prompt, PromptTokensDetails, Usage
+from preble.prompts.endpoints import JSON_TYPE, MOST_TOKENS, Prompt, Usage
 from preble.serving import ParsedRequest
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def _merged(answers: list[bytes], n: int) -> bytes:
         choices += _reindexed(answer, i * n)
         total.add(answer.get("usage"))
     merged = {**decoded[0], "choices": choices}
-    if total.seen:
-        merged["usage"] = total.usage()
+    if usage := total.usage():
+        merged["usage"] = usage
     return msgspec.json.encode(merged)
 
 
@@ -166,45 +166,33 @@ def _reindexed(answer: dict[str, Any], offset: int) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Total:
-    """The sum of several usages."""
+    """The sum of several usages: of each count that a replica reports, whatever its name. `details`: of its parts, such
+    as those of a prompt that were cached.
+    """
 
-    seen: bool = False
-    sum: Usage = field(default_factory=Usage)
-    details: Counter[str] = field(default_factory=Counter)
-    """Of the tokens that were generated, such as those of reasoning."""
+    counts: Counter[str] = field(default_factory=Counter)
+    details: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
     def add(self, fields: Any) -> None:
         """Add one decoded usage, or None. Raises: EngineProtocolError."""
         if fields is None:
             return
         try:
-            usage = msgspec.convert(fields, Usage)
+            msgspec.convert(fields, Usage)
         except msgspec.ValidationError as error:
             raise EngineProtocolError(f"the replica's answer has an unreadable usage: {error}") from error
-        total = self.sum
-        cached = (total.cached_tokens, usage.cached_tokens)
-        self.sum = Usage(
-            prompt_tokens=total.prompt_tokens + usage.prompt_tokens,
-            completion_tokens=(total.completion_tokens or 0) + (usage.completion_tokens or 0),
-            total_tokens=total.total_tokens + usage.total_tokens,
-            prompt_tokens_details=None if cached == (None, None) else PromptTokensDetails(sum(c or 0 for c in cached)),
-        )
-        if isinstance(details := fields.get("completion_tokens_details"), dict):
-            self.details.update({name: count for name, count in details.items() if type(count) is int})
-        self.seen = True
+        self.counts.update(_counts_in(fields))
+        for name, parts in fields.items():
+            if isinstance(parts, dict) and (counts := _counts_in(parts)):
+                self.details[name].update(counts)
 
     def usage(self) -> dict[str, Any]:
-        """Return the sum in OpenAI's form. Cached tokens are left out where no replica reported any."""
-        fields: dict[str, Any] = {
-            "prompt_tokens": self.sum.prompt_tokens,
-            "completion_tokens": self.sum.completion_tokens,
-            "total_tokens": self.sum.total_tokens,
-        }
-        if self.sum.cached_tokens is not None:
-            fields["prompt_tokens_details"] = {"cached_tokens": self.sum.cached_tokens}
-        if self.details:
-            fields["completion_tokens_details"] = dict(self.details)
-        return fields
+        """Return the sum in OpenAI's form, empty where no replica reported any. What none reported is left out."""
+        return {**self.counts, **self.details}
+
+
+def _counts_in(fields: dict[str, Any]) -> dict[str, int]:
+    return {name: count for name, count in fields.items() if type(count) is int and 0 <= count <= MOST_TOKENS}
 
 
 # streamed answers
@@ -277,8 +265,7 @@ class _MergedStream:
         """Every prompt's stream has ended. Raises: EngineProtocolError: none had an event."""
         if self._client.status is None:
             raise EngineProtocolError("the replicas' streams have no events")
-        if self._total.seen:
-            usage = {**self._last, "choices": [], "usage": self._total.usage()}
-            self._client.write(event(msgspec.json.encode(usage)))
+        if usage := self._total.usage():
+            self._client.write(event(msgspec.json.encode({**self._last, "choices": [], "usage": usage})))
         self._client.write(DONE)
         self._client.end()

@@ -1,7 +1,6 @@
 """The endpoints of the engines: one table, and how to read the bodies and answers of each. Does no I/O."""
 
 from preble.prompts.endpoints.answers import MOST_TOKENS as MOST_TOKENS
-from preble.prompts.endpoints.answers import PromptTokensDetails as PromptTokensDetails
 from preble.prompts.endpoints.answers import Usage as Usage
 from preble.prompts.endpoints.bodies import Fields as Fields
 from preble.prompts.endpoints.bodies import Prompt as Prompt
