@@ -61,6 +61,36 @@ async def test_a_decision_is_explained_with_its_candidates_and_what_came_of_it(s
         assert decision["end_s"] >= 0
 
 
+@pytest.mark.parametrize(
+    ("headers", "fields", "asked"),
+    [
+        ({}, {}, None),
+        ({"x-preble-priority": "batch"}, {"service_tier": "auto"}, "class 'batch', service tier 'auto'"),
+        ({}, {"nvext": {"agent_hints": {"priority": -5}}}, "service tier 'flex'"),
+        ({}, {"nvext": {"agent_hints": {"priority": 5}}}, None),
+        (
+            {"x-preble-ttft-ms": "9500", "x-sgl-tps-slo": "2"},
+            {},
+            "the first token in 9.5 s, 0.5 s a token",
+        ),
+        ({}, {"service_tier": "\x1b[2J" + "x" * 10_000}, "service tier '\\x1b[2J" + "x" * 36 + "'"),
+    ],
+    ids=["nothing", "class", "hint", "hint without effect", "target", "escapes"],
+)
+async def test_a_decision_says_what_its_client_asked_for(
+    serve: Serve, headers: dict[str, str], fields: dict[str, Any], asked: str | None
+) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        body = {"model": "tiny", "prompt": "hello", **fields}
+        async with gateway.http.post("/v1/completions", json=body, headers=headers) as answer:
+            assert answer.status == 200
+        request_id = answer.headers["x-request-id"]
+        [decision] = (await got(gateway, f"/debug/decisions/{request_id}"))["decisions"]
+        assert decision["asked"] == asked
+        shown = (await preble("explain", request_id, "--url", gateway.gateway.url)).stdout
+        assert (f"Its client asked for {asked}." in shown) if asked else "asked for" not in shown
+
+
 async def test_a_request_that_moved_has_a_decision_for_each_placement(serve: Serve) -> None:
     async with replicas(2) as fakes, serve(fakes) as gateway:
         fakes[0].script.append(status(503))

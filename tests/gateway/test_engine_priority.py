@@ -83,14 +83,17 @@ def sglang_by_priority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         yield RunningReplicas(fleet.replicas, loop)
 
 
-@pytest.mark.timeout(TEST_TIMEOUT_S)
-@pytest.mark.parametrize(
+BY_PRIORITY = pytest.mark.parametrize(
     ("kind", "engine"),
     [
         pytest.param(VllmReplica, "vllm_pair", marks=pytest.mark.vllm, id="vllm"),
         pytest.param(SglangReplica, "sglang_by_priority", marks=pytest.mark.sglang, id="sglang"),
     ],
 )
+
+
+@pytest.mark.timeout(TEST_TIMEOUT_S)
+@BY_PRIORITY
 async def test_an_interactive_request_passes_batch_work_that_waits_in_a_real_engine(
     request: pytest.FixtureRequest, kind: type[Replica], engine: str
 ) -> None:
@@ -125,6 +128,39 @@ async def test_an_interactive_request_passes_batch_work_that_waits_in_a_real_eng
             for wanted in ({"priority": -9}, {"priority": 9}):
                 async with http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "a", **wanted}) as answer:
                     assert answer.status == 400 and "set by routers only" in await answer.text()
+
+
+@pytest.mark.timeout(TEST_TIMEOUT_S)
+@BY_PRIORITY
+async def test_a_target_is_refused_while_a_real_engine_is_busy_and_kept_afterwards(
+    request: pytest.FixtureRequest, kind: type[Replica], engine: str
+) -> None:
+    url = request.getfixturevalue(engine).urls[0]
+
+    async def ask(http: aiohttp.ClientSession, prompt: Any, tokens: int, **headers: str) -> tuple[int, str | None]:
+        body = {"model": MODEL_NAME, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        async with http.post("/v1/completions", json=body, headers=headers) as answer:
+            await answer.read()
+            return answer.status, answer.headers.get("retry-after")
+
+    async def is_busy(replica: Replica) -> bool:
+        return (await replica.num_running(), await replica.num_waiting()) == (1, 1)
+
+    async with session() as direct, gateway_before([ReplicaConfig(url)]) as gateway:
+        replica = kind(url, direct)
+        await replica.emptied()
+        async with aiohttp.ClientSession(gateway.url) as http:
+            long = [prompt_of(number, KV_TOKENS * 5 // 8) for number in (11, 12)]
+            batch = [asyncio.create_task(ask(http, prompt, 700)) for prompt in long]
+            await eventually(partial(is_busy, replica))
+            assert await ask(http, "hello", 3, **{"x-preble-ttft-ms": "50"}) == (429, "1")
+            assert [status for status, _ in await asyncio.gather(*batch)] == [200, 200]
+            assert await ask(http, "hello", 3, **{"x-preble-ttft-ms": "60000"}) == (200, None)
+            async with http.get("/metrics") as answer:
+                lines = [
+                    line for line in (await answer.text()).splitlines() if line.startswith("preble_targets_total{")
+                ]
+        assert {line.split('outcome="')[1].split('"')[0] for line in lines} == {"refused", "kept"}
 
 
 @pytest.mark.vllm

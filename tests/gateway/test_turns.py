@@ -95,11 +95,12 @@ async def test_a_wrong_header_about_turns_is_refused(serve: Serve, auth: AuthCon
     [
         ("key-f", None, {"x_preble_priority": "batch"}),
         ("key-f", "batch", {}),
+        ("key-f", "flex", {}),
         ("key-f", "interactive", {"x_preble_priority": "batch"}),
         ("key-j", "default", {}),
         ("key-j", None, {"x_preble_priority": "interactive"}),
     ],
-    ids=["header", "field", "header before field", "key", "no better than the key's"],
+    ids=["header", "field", "OpenAI's tier", "header before field", "key", "no better than the key's"],
 )
 async def test_a_batch_waits_for_people(
     serve: Serve, auth: AuthConfig, key: str, tier: str | None, headers: dict[str, str]

@@ -21,7 +21,14 @@ SHOWN_CANDIDATES = 12
 
 def explain(decision: Decision) -> str:
     """Return what was known, why this replica was chosen, and how the request ended, in several lines."""
-    parts = [_headline(decision), _why(decision), *_untrusted(decision), *_table(decision), *_afterwards(decision)]
+    parts = [
+        _headline(decision),
+        *_asked(decision),
+        _why(decision),
+        *_untrusted(decision),
+        *_table(decision),
+        *_afterwards(decision),
+    ]
     return "\n".join(parts)
 
 
@@ -30,6 +37,11 @@ def _headline(decision: Decision) -> str:
         f"request {decision.request_id}, placed {_when(decision.placed_at)} on {decision.replica}"
         f" ({decision.reason}, policy {decision.policy})"
     )
+
+
+def _asked(decision: Decision) -> Iterator[str]:
+    if decision.asked is not None:
+        yield f"Its client asked for {decision.asked}."
 
 
 def _when(unix_time_s: float) -> str:

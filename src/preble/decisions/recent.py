@@ -46,7 +46,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     `untrusted`: replicas whose caches did not count. `predicted_ttft_s`: what `first_token_s` was expected to be.
     `transfer`: what another replica was to send first, None for nothing; `transferred_s`: seconds after which it was
     there or had failed (`transfer_failed`), None before that. `predicted_ttft_p98_s`: what `first_token_s` was to
-    keep in 98 of 100 cases.
+    keep in 98 of 100 cases. `asked`: what its client asked for besides an answer, None where it is unknown.
     """
 
     request_id: str
@@ -63,6 +63,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     transferred_s: float | None = None
     transfer_failed: bool = False
     predicted_ttft_p98_s: float | None = None
+    asked: str | None = None
     first_token_s: float | None = None
     end_s: float | None = None
     outcome: Outcome | None = None
@@ -77,6 +78,7 @@ class _Record:
 
     placement: Placement
     placed_at: float
+    asked: str | None
     transferred_at: float | None = None
     transfer_failed: bool = False
     first_token_at: float | None = None
@@ -88,10 +90,13 @@ class _Record:
 
 
 class Followed(Protocol):
-    """A placement that is followed."""
+    """A placement that is followed. `asked`: see `Decision`."""
 
     placement: Placement
     placed_at: float
+
+    @property
+    def asked(self) -> str | None: ...
 
 
 @dataclass(slots=True)
@@ -100,6 +105,7 @@ class PlacedAt:
 
     placement: Placement
     placed_at: float
+    asked: str | None = None
 
 
 class RecentDecisions:
@@ -141,7 +147,7 @@ class RecentDecisions:
             record.output_tokens, record.cached_tokens = fact.output_tokens or 0, fact.cached_tokens
 
     def _keep(self, placed: Followed) -> _Record:
-        record = _Record(placed.placement, placed.placed_at)
+        record = _Record(placed.placement, placed.placed_at, placed.asked)
         self._records.append(record)
         self._num_candidates += len(placed.placement.candidates)
         room = self.limit * CANDIDATES_PER_DECISION
@@ -203,6 +209,7 @@ class RecentDecisions:
             transferred_s=_since(record.placed_at, record.transferred_at),
             transfer_failed=record.transfer_failed,
             predicted_ttft_p98_s=placement.predicted_ttft_p98_s,
+            asked=record.asked,
             first_token_s=_since(record.placed_at, record.first_token_at),
             end_s=_since(record.placed_at, record.end_at),
             outcome=record.outcome,

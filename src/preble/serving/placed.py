@@ -181,6 +181,11 @@ class LocalPlaced(Placed):
         self._may_retry_freely = False
 
     @property
+    def asked(self) -> str | None:
+        """What its client asked for besides an answer, in words; None for nothing."""
+        return self.terms.asked
+
+    @property
     def has_begun(self) -> bool:
         """Whether its first token has come."""
         return self.begun_at is not None

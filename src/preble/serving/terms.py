@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 
 from preble.core.types import NO_TARGET, Target
 from preble.errors import RequestError
+from preble.prompts.endpoints import FLEX
 from preble.rules.callers import ANYBODY, Caller
 
 PRIORITY = b"x-preble-priority"
@@ -19,6 +20,8 @@ TPOT_TARGETS = (b"x-preble-tpot-ms", b"x-llm-d-slo-tpot-ms")
 TOKENS_PER_S = b"x-sgl-tps-slo"
 """SGLang's way to say the time between two tokens."""
 _LARGEST = 1e9
+_SHOWN = 40
+"""Letters of what a client named."""
 TargetSeconds = Annotated[float, Meta(gt=0, le=_LARGEST)]
 MonotonicSeconds = Annotated[float, Meta(ge=0, le=1e12)]
 """A time of the event loop's clock."""
@@ -48,6 +51,19 @@ class Terms(Struct, frozen=True, array_like=True):
     tpot_target_s: TargetSeconds | None = None
 
     @property
+    def asked(self) -> str | None:
+        """What its client has asked for besides an answer, in words; None for nothing."""
+        if self.priority is None and self.tier is None and self.target is None:
+            return None
+        named = {"class": self.priority, "service tier": self.tier}
+        asked = [f"{what} {name[:_SHOWN]!r}" for what, name in named.items() if name is not None]
+        if self.ttft_target_s is not None:
+            asked.append(f"the first token in {self.ttft_target_s:g} s")
+        if self.tpot_target_s is not None:
+            asked.append(f"{self.tpot_target_s:g} s a token")
+        return ", ".join(asked)
+
+    @property
     def target(self) -> Target | None:
         """What it asks for; None for nothing."""
         if self.ttft_target_s is None and self.tpot_target_s is None:
@@ -57,14 +73,15 @@ class Terms(Struct, frozen=True, array_like=True):
 
 def rank_of(terms: Terms, classes: Sequence[str]) -> int:
     """Return the place of a request's class among `classes`: the one that the header names, else the body's
-    `service_tier`; never before the class of the key.
+    `service_tier`, of which `flex` is the last class; never before the class of the key.
 
     Raises: RequestError: there is no class of the name in the header.
     """
     key = terms.caller.limits
     best = classes.index(key.priority) if key is not None and key.priority is not None else 0
     if (name := terms.priority) is None:
-        return max(best, classes.index(terms.tier)) if terms.tier in classes else best
+        named = classes.index(terms.tier) if terms.tier in classes else len(classes) - 1 if terms.tier == FLEX else 0
+        return max(best, named)
     if name not in classes:
         raise RequestError(f"{PRIORITY.decode()}: {name[:50]!r} is none of {', '.join(classes)}")
     return max(best, classes.index(name))

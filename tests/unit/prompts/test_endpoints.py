@@ -116,6 +116,29 @@ def test_messages_name_their_model_stream_and_limit() -> None:
         read(MESSAGES, messages=[HI], model="")
 
 
+@pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT, RESPONSES])
+@pytest.mark.parametrize(
+    ("given", "tier"),
+    [
+        ({"nvext": {"agent_hints": {"priority": -1, "osl": 100}}}, "flex"),
+        ({"nvext": {"agent_hints": {"priority": 9}}}, None),
+        ({"nvext": {"agent_hints": {"priority": 0}}}, None),
+        ({"nvext": {"agent_hints": {"osl": 100}}}, None),
+        ({"nvext": {"agent_hints": {"priority": "low"}}}, None),
+        ({"nvext": {"agent_hints": None}}, None),
+        ({"nvext": 7}, None),
+        ({"nvext": None}, None),
+        ({"nvext": {"agent_hints": {"priority": -1}}, "service_tier": "auto"}, "auto"),
+        ({}, None),
+    ],
+)
+def test_hints_of_agents_can_make_way_and_not_get_ahead(
+    endpoint: Endpoint, given: dict[str, Any], tier: str | None
+) -> None:
+    body = {"prompt": "a", "messages": [HI], "input": "a"}
+    assert read(endpoint, **body, **given).service_tier == tier
+
+
 def test_a_responses_text_and_instructions_become_messages() -> None:
     given = messages(RESPONSES, input="Hi", instructions="Be brief.")
     assert given == [{"role": "system", "content": "Be brief."}, HI]

@@ -19,7 +19,7 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.errors import RequestError, prompt_too_long
 from preble.prompts.endpoints.answers import MOST_TOKENS
 from preble.prompts.endpoints.checked import check_fields
-from preble.prompts.endpoints.sessions import SessionFields, session_in
+from preble.prompts.endpoints.sessions import SessionFields, session_in, tier_in
 
 _ANY_ID = 2**32
 TokenId = Annotated[int, Meta(ge=0, lt=_ANY_ID)]
@@ -128,7 +128,6 @@ class CompletionBody(SessionFields, kw_only=True):
     n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: int | None = None
     cache_salt: str | None = None
-    service_tier: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
 
@@ -146,7 +145,6 @@ class ChatBody(SessionFields, kw_only=True):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     cache_salt: str | None = None
-    service_tier: str | None = None
     tools: Raw = Raw(b"null")
     tool_choice: Raw = Raw(b"null")
     documents: Raw = Raw(b"null")
@@ -205,7 +203,7 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
         max_output_tokens=positive(given.max_tokens),
         num_choices=limits.num_choices((given.n,), len(prompts)),
         cache_salt=given.cache_salt,
-        service_tier=given.service_tier,
+        service_tier=tier_in(given),
         session=session_in(given),
         add_special_tokens=given.add_special_tokens,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
@@ -225,7 +223,7 @@ def read_chat(body: bytes, limits: PromptLimits) -> Fields:
         max_output_tokens=positive(limit),
         num_choices=limits.num_choices((given.n,)),
         cache_salt=given.cache_salt,
-        service_tier=given.service_tier,
+        service_tier=tier_in(given),
         session=session_in(given),
         truncate_prompt_tokens=given.truncate_prompt_tokens,
     )

@@ -16,7 +16,7 @@ from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded
 from preble.prompts.endpoints.bodies import Fields, PromptLimits, decoded, positive
 from preble.prompts.endpoints.checked import check_fields
 from preble.prompts.endpoints.events import EventForm, usage_object
-from preble.prompts.endpoints.sessions import SessionFields, session_in
+from preble.prompts.endpoints.sessions import SessionFields, session_in, tier_in
 
 
 class ResponsesBody(SessionFields, kw_only=True):
@@ -28,7 +28,6 @@ class ResponsesBody(SessionFields, kw_only=True):
     stream: bool | None = None
     max_output_tokens: int | None = None
     cache_salt: str | None = None
-    service_tier: str | None = None
 
 
 _BODY = msgspec.json.Decoder(ResponsesBody)
@@ -49,7 +48,7 @@ def read_response(body: bytes, limits: PromptLimits) -> Fields:
         continues=given.previous_response_id,
         max_output_tokens=positive(given.max_output_tokens),
         cache_salt=given.cache_salt,
-        service_tier=given.service_tier,
+        service_tier=tier_in(given),
         session=session_in(given),
     )
 
