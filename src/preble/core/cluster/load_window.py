@@ -47,7 +47,8 @@ class LoadWindow:
 
     `num_requests`: requests in the window. `mean_output_tokens`: mean output length seen there in the window; where no
     request finished, that of all replicas when the replica's sums last changed, or the default. `next_expiry`: when the
-    oldest entry leaves the window, infinity if it is empty. `answer_tokens`: that default, if it is known better.
+    oldest entry leaves the window, infinity if it is empty. `mean_answer_tokens`: mean output length of all replicas,
+    the default where no request finished. `answer_tokens`: that default, if it is known better.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0, answer_tokens: float | None = None) -> None:
@@ -71,6 +72,7 @@ class LoadWindow:
         self._finished: deque[tuple[float, ReplicaIndex, int]] = deque()
         self._all_output_tokens = 0
         self._default_tokens = DEFAULT_OUTPUT_TOKENS if answer_tokens is None else answer_tokens
+        self.mean_answer_tokens = self._default_tokens
         self._num_placed = 0
         self._log_tokens = 0.0
         self._began_at: float | None = None
@@ -133,7 +135,8 @@ class LoadWindow:
         if self._began_at is None:
             self._began_at = now
         entry = WindowEntry(replica, now, prefill_s, num_prompt_tokens, leaf)
-        self._note_expiry(now)
+        if self.next_expiry == inf:
+            self.next_expiry = now + self.window_s
         if self._newest is None:
             self._oldest = entry
         else:
@@ -185,15 +188,17 @@ class LoadWindow:
 
     def finish(self, replica: ReplicaIndex, now: float, output_tokens: int) -> None:
         """Note the output length of a request that ended on the replica."""
-        self._note_expiry(now)
+        if self.next_expiry == inf:
+            self.next_expiry = now + self.window_s
         self._finished.append((now, replica, output_tokens))
         self._count_output(replica, 1, output_tokens)
 
     def expire(self, now: float) -> list[tuple[ReplicaIndex, Node]]:
-        """Drop what is older than the window; returns (replica, leaf) of each use dropped. Amortised O(1)."""
+        """Drop what is older than the window, once it is `next_expiry`; returns (replica, leaf) of each use dropped.
+
+        Amortised O(1).
+        """
         dropped: list[tuple[ReplicaIndex, Node]] = []
-        if now < self.next_expiry:
-            return dropped
         while (entry := self._oldest) is not None and entry.placed_at + self.window_s <= now:
             self._oldest = entry.later
             replica = entry.replica
@@ -212,11 +217,6 @@ class LoadWindow:
     def typical_prompt_tokens(self) -> float:
         """Geometric mean of the prompts' lengths in the window, on all replicas; 0 where there was none."""
         return exp(self._log_tokens / self._num_placed) if self._num_placed else 0.0
-
-    @property
-    def mean_answer_tokens(self) -> float:
-        """Mean output length seen in the window, on all replicas; the default where no request finished."""
-        return self._all_output_tokens / len(self._finished) if self._finished else self._default_tokens
 
     @property
     def oldest_use_s(self) -> float:
@@ -278,11 +278,6 @@ class LoadWindow:
             yield entry
             entry = entry.later
 
-    def _note_expiry(self, now: float) -> None:
-        """Something enters the window now. Only the first thing changes when the next one leaves it."""
-        if self.next_expiry == inf:
-            self.next_expiry = now + self.window_s
-
     def _find_next_expiry(self) -> None:
         placed_at = inf if self._oldest is None else self._oldest.placed_at
         finished_at = self._finished[0][0] if self._finished else inf
@@ -295,7 +290,11 @@ class LoadWindow:
         self._update(replica)
 
     def _update(self, replica: ReplicaIndex) -> None:
-        """Update what is derived from a replica's sums. O(1)."""
+        """Update what is derived from the sums, of which a replica's have changed. O(1)."""
+        if self._finished:
+            self.mean_answer_tokens = self._all_output_tokens / len(self._finished)
+        else:
+            self.mean_answer_tokens = self._default_tokens
         if self._num_finished[replica]:
             mean = self._output_tokens[replica] / self._num_finished[replica]
         else:

@@ -70,6 +70,7 @@ class ReplicaSpeeds:
     """The times of each replica. `slowness`: by replica index, 1.0 for a typical one; None while all are alike.
 
     `decode_pace`: measured / predicted time of the fleet's decodes, by that of its prefills; 1.0 where they agree.
+    `next_update`: when to learn again from what was noted.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class ReplicaSpeeds:
         self._decodes: deque[float] = deque(maxlen=NUM_OF_KIND)
         self._busy: dict[ReplicaIndex, _Busy] = {}
         self._num_indexes = 0
-        self._updated_at = 0.0
+        self.next_update = _UPDATE_S
 
     def note(
         self,
@@ -134,10 +135,8 @@ class ReplicaSpeeds:
             self.slowness[replica] = 1.0
 
     def update(self, now: float) -> None:
-        """Learn from what was noted, every few seconds. O(replicas) then."""
-        if now - self._updated_at < _UPDATE_S:
-            return
-        self._updated_at = now
+        """Learn from what was noted, once it is `next_update`. O(replicas)."""
+        self.next_update = now + _UPDATE_S
         self._forget_before(now - MEMORY_S)
         self._compare_kinds()
         pace = self.decode_pace

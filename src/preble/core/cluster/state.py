@@ -214,9 +214,11 @@ class ClusterState:
 
     def expire(self, now: float) -> None:
         """Move the load window to `now`, and the speeds with it."""
-        for replica, leaf in self.window.expire(now):
-            self.index.forget_use(replica, leaf)
-        self.speeds.update(now)
+        if now >= self.window.next_expiry:
+            for replica, leaf in self.window.expire(now):
+                self.index.forget_use(replica, leaf)
+        if now >= self.speeds.next_update:
+            self.speeds.update(now)
 
 
 def scoped_namespace(model: str, namespace: str) -> str:

@@ -45,7 +45,7 @@ class AssumedRequests:
         own = own_id(peer, request_id)
         if isinstance(fact, Ended):
             self._note_end(peer, request_id)
-        if own not in self._in_flight:
+        if own not in self._in_flight.entries:
             return False
         entry = self._in_flight.get(own)
         if isinstance(fact, FirstToken):
@@ -58,7 +58,7 @@ class AssumedRequests:
         """Forget all of a gateway. Return how many of its requests were in flight here. O(its requests)."""
         self._ended.pop(peer, None)
         owns = [own_id(peer, request_id) for request_id in self._live.pop(peer, ())]
-        here = [own for own in owns if own in self._in_flight]
+        here = [own for own in owns if own in self._in_flight.entries]
         for own in here:
             self._in_flight.finish(self._in_flight.get(own), 0, None, now)
         return len(here)
@@ -66,7 +66,7 @@ class AssumedRequests:
     def _take_placed(self, peer: PeerId, request_id: RequestId, fact: PeerPlaced, now: float) -> bool:
         num_tokens, prompt = fact.num_prompt_tokens, fact.prompt or PackedTokens(b"")
         own = own_id(peer, request_id)
-        is_known = own in self._in_flight or request_id in self._ended.get(peer, ())
+        is_known = own in self._in_flight.entries or request_id in self._ended.get(peer, ())
         if is_known or fact.replica_id not in self._replicas:
             return False
         replica = self._replicas.replica(fact.replica_id)

@@ -166,7 +166,8 @@ class CacheTracker:
         num_tokens = entry.leaf.end // block_size * block_size
         if self._estimated >> replica & 1:
             self._index.set_computed(replica, entry.leaf, num_tokens, now)
-            self._evict_over_capacity(replica, now)
+            if self._index.caches[replica].is_crowded:
+                self._evict_over_capacity(replica, now)
         if spec.store and self._has_room(_bytes_of_path(entry.leaf)):
             store = self._cluster.place_of(replica, Tier.STORE)
             self._index.set_computed(store, entry.leaf, num_tokens, now)
@@ -182,7 +183,8 @@ class CacheTracker:
         self._index.set_computed(replica, leaf, leaf.end // block_size * block_size, now)
         self._index.release(replica, leaf)
         self._index.forget_use(replica, leaf)
-        self._evict_over_capacity(replica, now)
+        if self._index.caches[replica].is_crowded:
+            self._evict_over_capacity(replica, now)
         return True
 
     def end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
@@ -191,7 +193,8 @@ class CacheTracker:
             self._pending_reports.append(PendingReport(now + self._report_grace_s, entry.replica, entry.leaf))
         else:
             self._index.release(entry.replica, entry.leaf)
-            self._evict_over_capacity(entry.replica, now)
+            if self._index.caches[entry.replica].is_crowded:
+                self._evict_over_capacity(entry.replica, now)
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
@@ -340,9 +343,8 @@ class CacheTracker:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
-        cache = self._index.caches[replica]
-        if cache.is_crowded and self._estimated >> replica & 1:
-            self._index.evict_down_to(replica, cache.capacity, now)
+        if self._estimated >> replica & 1:
+            self._index.evict_down_to(replica, self._index.caches[replica].capacity, now)
 
     def _place(self, replica: ReplicaIndex, request: Request, match: Match, now: float) -> Node:
         index, prompt = self._index, request.prompt

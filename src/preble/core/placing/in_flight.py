@@ -8,6 +8,7 @@ in the load of the window. `PrefixIndex` counts a use of its prefix, and `CacheT
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from preble.core.cluster.links import PrefixCopy
@@ -26,7 +27,7 @@ _OVER: Final = Request(RequestId(""), PackedTokens(b""))
 
 
 class InFlightTable:
-    """Requests by id. `num_assumed`: those of them that another gateway placed."""
+    """Requests by id. `entries`: for reading only; `num_assumed`: those of them that another gateway placed."""
 
     def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples, promises: Promises) -> None:
         self._cluster = cluster
@@ -37,18 +38,15 @@ class InFlightTable:
         self._timing = timing
         self._promises = promises
         self._running = RunningAnswers(cluster, timing)
-        self._entries: dict[RequestId, InFlightRequest] = {}
+        self.entries: dict[RequestId, InFlightRequest] = {}
         self.num_assumed = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, request_id: RequestId) -> bool:
-        return request_id in self._entries
+        return len(self.entries)
 
     def get(self, request_id: RequestId) -> InFlightRequest:
         """Raises: UnknownRequest: it is not in flight."""
-        entry = self._entries.get(request_id)
+        entry = self.entries.get(request_id)
         if entry is None:
             raise UnknownRequest(f"request {request_id!r} is not in flight")
         return entry
@@ -92,11 +90,12 @@ class InFlightTable:
         entry.confirmed_used_s = confirmed_used_s
         entry.is_assumed = assumed_tokens is not None
         self.num_assumed += entry.is_assumed
-        self._running.look(now)
+        if self._running.row:
+            self._running.look(now)
         if copy is not None:
             self._start_copy(entry, copy, now)
         self._timing.placed(entry)
-        self._entries[request.request_id] = entry
+        self.entries[request.request_id] = entry
         self._replicas.start(entry)
         return entry
 
@@ -119,7 +118,8 @@ class InFlightTable:
         """The prompt is computed; further calls change nothing. `seen`: by its first token; else the end implies it."""
         if entry.first_token_at is not None:
             return
-        self._end_transfer(entry)
+        if entry.transfer is not None:
+            self._end_transfer(entry)
         self._replicas.start_decoding(entry)
         entry.first_token_at = now
         self._timing.first_token(entry, now, seen=seen)
@@ -136,11 +136,13 @@ class InFlightTable:
             work_done = entry.first_token_at is not None
             if work_done:
                 self._timing.finished(entry, output_tokens, cached_tokens, now)
-                self._promises.finished(entry, output_tokens, now)
+                if entry.predicted_tpot_s > 0.0:
+                    self._promises.finished(entry, output_tokens, now)
             if cached_tokens is not None:
                 self._tracker.compare(entry, cached_tokens, now)
             if work_done:
-                self._running.ended(entry, output_tokens, now)
+                if entry.batch is not None:
+                    self._running.ended(entry, output_tokens, now)
                 self._index.note_answer(entry.leaf, output_tokens, entry.noted_tokens, entry.noted_at)
         finally:  # a bug in what is learned must not keep the request in flight
             self._end(entry, now, work_done=entry.first_token_at is not None)
@@ -158,28 +160,29 @@ class InFlightTable:
 
         The rest that they count for is forgotten with the replica. What it was to send to others does not arrive.
         """
-        there = [entry for entry in self._entries.values() if entry.replica == replica]
-        for entry in self._entries.values():
+        there = [entry for entry in self.entries.values() if entry.replica == replica]
+        for entry in self.entries.values():
             if entry.transfer is not None and entry.transfer.source == replica:
                 self.transfer_failed(entry)
         for entry in there:
             self._end_transfer(entry)
             self._running.withdraw(entry)
             entry.has_ended = True
-            self._promises.ended(entry)
-            del self._entries[entry.request.request_id]
+            if entry.request.tpot_s < inf:
+                self._promises.ended(entry)
+            del self.entries[entry.request.request_id]
             self.num_assumed -= entry.is_assumed
         self._timing.remove_replica(replica)
         return [entry.request for entry in there if not entry.is_assumed]
 
     def last_users(self) -> dict[Node, RequestId]:
         """Return, for each node that our requests in flight use, the last of them. O(requests x depth)."""
-        own = [entry for entry in self._entries.values() if not entry.is_assumed]
+        own = [entry for entry in self.entries.values() if not entry.is_assumed]
         return {node: entry.request.request_id for entry in own for node in entry.leaf.ancestors()}
 
     def check(self) -> None:
         """Assert that every request counts where it should, and nowhere else. O(everything); for tests."""
-        requests = list(self._entries.values())
+        requests = list(self.entries.values())
         assert self.num_assumed == sum(entry.is_assumed for entry in requests)
         self._replicas.check(requests)
         in_use = [(request.replica, request.leaf) for request in requests]
@@ -191,7 +194,7 @@ class InFlightTable:
         for replica in self._replicas.specs:
             holders = [node for where, leaf in in_use if where == replica for node in leaf.ancestors()]
             users = [node for where, leaf in uses if where == replica for node in leaf.ancestors()]
-            for entry in self._index.caches[replica].entries():
+            for entry in self._index.caches[replica].entries.values():
                 assert entry.node is not None
                 assert entry.ref_count == holders.count(entry.node)
                 assert entry.recent_uses == users.count(entry.node)
@@ -215,10 +218,12 @@ class InFlightTable:
 
     def _end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release what the request holds. Its load stays in the window if its work was done."""
-        self._end_transfer(entry)
-        del self._entries[entry.request.request_id]
+        if entry.transfer is not None:
+            self._end_transfer(entry)
+        del self.entries[entry.request.request_id]
         entry.has_ended = True
-        self._promises.ended(entry)
+        if entry.request.tpot_s < inf:
+            self._promises.ended(entry)
         self.num_assumed -= entry.is_assumed
         self._replicas.end(entry)
         self._tracker.end(entry, now, work_done=work_done)

@@ -100,12 +100,17 @@ class Promises:
         self._tpot_s: dict[ReplicaIndex, dict[RequestId, float]] = {}
         """By replica and request: seconds that each further token may take, where that was promised."""
 
-    def placed(self, entry: InFlightRequest, predicted_ttft_s: float, predicted_tpot_s: float) -> None:
-        """A request is in flight, with these predictions; `predicted_tpot_s` is 0 if nobody has asked."""
+    def placed(self, entry: InFlightRequest, predicted_ttft_s: float, predicted_tpot_s: float) -> float | None:
+        """A request is in flight, with these predictions; `predicted_tpot_s` is 0 if nobody has asked.
+
+        Return the time within which a first token comes that is predicted so, in 98 of 100 cases by the last outcomes;
+        None while too few are known.
+        """
         entry.predicted_ttft_s = predicted_ttft_s
         entry.predicted_tpot_s = predicted_tpot_s
         if entry.request.tpot_s < inf:
             self._tpot_s.setdefault(entry.replica, {})[entry.request.request_id] = entry.request.tpot_s
+        return max(predicted_ttft_s + self.ttft.excess_s(), 0.0) if self.ttft.are_enough else None
 
     def begun(self, entry: InFlightRequest, now: float) -> None:
         """Its first token has come."""
@@ -113,23 +118,16 @@ class Promises:
             self.ttft.note(entry.predicted_ttft_s, now - entry.placed_at)
 
     def finished(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:
-        """It has ended well."""
-        if entry.predicted_tpot_s > 0.0 and entry.first_token_at is not None and output_tokens >= _MIN_OUTPUT_TOKENS:
+        """It has ended well, and its time per token was predicted."""
+        if entry.first_token_at is not None and output_tokens >= _MIN_OUTPUT_TOKENS:
             self.tpot.note(entry.predicted_tpot_s, (now - entry.first_token_at) / (output_tokens - 1))
 
     def ended(self, entry: InFlightRequest) -> None:
-        """It is not in flight any more."""
-        if entry.request.tpot_s < inf:
-            held = self._tpot_s.get(entry.replica, {})
-            held.pop(entry.request.request_id, None)
-            if not held:
-                self._tpot_s.pop(entry.replica, None)
-
-    def ttft_p98_s(self, predicted_s: float) -> float | None:
-        """Return the time within which a first token comes that is predicted so, in 98 of 100 cases by the last
-        outcomes; None while too few are known.
-        """
-        return max(predicted_s + self.ttft.excess_s(), 0.0) if self.ttft.are_enough else None
+        """A request that asked for a time per token is not in flight any more."""
+        held = self._tpot_s.get(entry.replica, {})
+        held.pop(entry.request.request_id, None)
+        if not held:
+            self._tpot_s.pop(entry.replica, None)
 
     def keeping(self, view: ClusterView) -> ReplicaSet:
         """Return the replicas that keep the request's targets and what was promised there; all, where none does.

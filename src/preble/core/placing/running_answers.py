@@ -29,6 +29,8 @@ MEMORY_TOKENS: Final = 10_000.0
 class RunningAnswers:
     """Looks at the running answers in turn, `LOOKS` at a time. O(1) but for those that have outlived: O(depth) there.
 
+    `row`: those to look at, the next one first.
+
     Their expectation more than doubles then, so that each outlives it no more often than the logarithm of its length.
     """
 
@@ -36,17 +38,17 @@ class RunningAnswers:
         self._cluster = cluster
         self._timing = timing
         self._table = cluster.replicas
-        self._row: deque[InFlightRequest] = deque()
+        self.row: deque[InFlightRequest] = deque()
         self._seconds = 0.0
         self._tokens = 0.0
 
     def follow(self, entry: InFlightRequest) -> None:
         """Look at this answer from now on: its first token was seen."""
-        self._row.append(entry)
+        self.row.append(entry)
 
     def ended(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:
-        """The answer is complete; learn what a token takes."""
-        if entry.batch is None or output_tokens < 2:
+        """The answer is complete, and its first token was seen: learn what a token takes."""
+        if output_tokens < 2:
             return
         kept = max(1.0 - output_tokens / MEMORY_TOKENS, 0.0)
         self._seconds = self._seconds * kept + self._timing.decoding_s(entry, now)
@@ -59,10 +61,10 @@ class RunningAnswers:
 
     def look(self, now: float) -> None:
         """Look at the next answers in the row."""
-        for _ in range(min(LOOKS, len(self._row))):
-            entry = self._row.popleft()
+        for _ in range(min(LOOKS, len(self.row))):
+            entry = self.row.popleft()
             if not entry.has_ended:
-                self._row.append(entry)
+                self.row.append(entry)
                 self._look_at(entry, now)
 
     def _look_at(self, entry: InFlightRequest, now: float) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from math import inf
 from random import Random
 
-from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState, scoped_namespace
 from preble.core.costs.model import CostModel
 from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
@@ -21,6 +20,7 @@ from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Choice, Policy, Watching, failure_of
 from preble.core.policies.view import ClusterView
 from preble.core.prefixes.learned_lengths import learned_lengths
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import (
     NOTHING_LEARNED,
     BlocksDemoted,
@@ -131,7 +131,7 @@ class GlobalScheduler:
         can hold it. UnknownRequest: a request of this id is in flight already. PolicyError: the policy chose a
         replica that is no candidate, or, if it is not one of Preble's own, failed.
         """
-        if request.request_id in self._in_flight:
+        if request.request_id in self._in_flight.entries:
             raise UnknownRequest(f"request {request.request_id!r} is in flight already")
         try:
             placement = self._place(request, now)
@@ -147,8 +147,7 @@ class GlobalScheduler:
         eligible = self._replicas.eligible(request)
         match = self._cluster.match(request, request.model)
         view = ClusterView(request, eligible, match, self._cluster, now)
-        has_target = request.has_target
-        if has_target and (keeping := self._promises.keeping(view)) != eligible:
+        if request.has_target and (keeping := self._promises.keeping(view)) != eligible:
             eligible = keeping
             view = ClusterView(request, eligible, match, self._cluster, now)
         choice = self._chosen(view)
@@ -158,46 +157,33 @@ class GlobalScheduler:
             raise PolicyError(
                 f"policy {self.policy.name!r} chose replica index {choice.replica}, which is none of {view.replicas}"
             )
-        copy = choice.copy
-        if copy is not None:
-            return self._place_with_copy(view, choice, copy)
-        matched = view.matched_on(choice.replica)
-        prefill_s = view.prefill_s(matched) + view.loading_s(choice.replica)
-        predicted_ttft_s = view.first_token_s(choice.replica)
-        predicted_tpot_s = view.tpot_s(choice.replica) if has_target else 0.0
-        entry = self._in_flight.start(request, choice.replica, matched, prefill_s, match, now)
-        self._promises.placed(entry, predicted_ttft_s, predicted_tpot_s)
-        return Placement(
-            request.request_id,
-            self._replicas.replica_id(choice.replica),
-            choice.reason,
-            matched,
-            request.num_prompt_tokens,
-            choice.candidates,
-            self._replicas.untrusted_ids,
-            predicted_ttft_s,
-            predicted_ttft_p98_s=self._promises.ttft_p98_s(predicted_ttft_s),
-        )
+        return self._commit(view, choice, choice.replica)
 
-    def _place_with_copy(self, view: ClusterView, choice: Choice, copy: PrefixCopy) -> Placement:
-        request, matched = view.request, copy.matched_tokens
-        prefill_s = view.prefill_s(matched)
-        waiting_s = max(view.waiting_prefill_s[choice.replica], copy.seconds)
-        predicted_ttft_s = waiting_s + prefill_s * view.slowness(choice.replica)
-        predicted_tpot_s = view.tpot_s(choice.replica) if request.has_target else 0.0
-        entry = self._in_flight.start(request, choice.replica, matched, prefill_s, view.match, view.now, copy=copy)
-        self._promises.placed(entry, predicted_ttft_s, predicted_tpot_s)
+    def _commit(self, view: ClusterView, choice: Choice, replica: ReplicaIndex) -> Placement:
+        request, copy, transfer = view.request, choice.copy, None
+        if copy is None:
+            matched = view.matched_on(replica)
+            prefill_s = view.prefill_s(matched) + view.loading_s(replica)
+            ttft_s = view.first_token_s(replica)
+        else:
+            matched = copy.matched_tokens
+            prefill_s = view.prefill_s(matched)
+            waiting_s = max(view.waiting_prefill_s[replica], copy.seconds)
+            ttft_s = waiting_s + prefill_s * view.slowness(replica)
+            transfer = Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds)
+        tpot_s = view.tpot_s(replica) if request.has_target else 0.0
+        entry = self._in_flight.start(request, replica, matched, prefill_s, view.match, view.now, copy=copy)
         return Placement(
             request.request_id,
-            self._replicas.replica_id(choice.replica),
+            self._replicas.replica_id(replica),
             choice.reason,
             matched,
             request.num_prompt_tokens,
             choice.candidates,
             self._replicas.untrusted_ids,
-            predicted_ttft_s,
-            Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds),
-            predicted_ttft_p98_s=self._promises.ttft_p98_s(predicted_ttft_s),
+            ttft_s,
+            transfer,
+            predicted_ttft_p98_s=self._promises.placed(entry, ttft_s, tpot_s),
         )
 
     def _chosen(self, view: ClusterView) -> Choice:

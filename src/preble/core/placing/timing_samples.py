@@ -83,13 +83,16 @@ class TimingSamples:
 
     def finished(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         """The request ended well and still counts on its replica. `cached_tokens`: as reported, None if it is not."""
-        self._note_prefill(entry, cached_tokens, now)
-        self._note_decode(entry, output_tokens, now)
+        if entry.ttft_s is not None:
+            self._note_prefill(entry, cached_tokens, now)
+        if entry.batch is not None and output_tokens >= MIN_OUTPUT_TOKENS:
+            self._note_decode(entry, output_tokens, now)
 
     def _note_prefill(self, entry: InFlightRequest, cached_tokens: int | None, now: float) -> None:
         num_tokens = entry.request.num_prompt_tokens
         missed = entry.missed_tokens if cached_tokens is None else max(num_tokens - cached_tokens, 0)
-        if entry.ttft_s is None or missed < MIN_PREFILL_TOKENS:
+        assert entry.ttft_s is not None
+        if missed < MIN_PREFILL_TOKENS:
             return
         sample = PrefillSample(missed, num_tokens - missed, entry.num_decoding, entry.decoding_tokens, entry.ttft_s)
         predicted_s = sample.predicted_s(self._cluster.cost_model)
@@ -98,8 +101,7 @@ class TimingSamples:
             self._refit.note_prefill(sample, now)
 
     def _note_decode(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:
-        if entry.batch is None or entry.first_token_at is None or output_tokens < MIN_OUTPUT_TOKENS:
-            return
+        assert entry.batch is not None and entry.first_token_at is not None
         took_s = now - entry.first_token_at
         others_s = self._replicas[entry.replica].prefills_s - entry.prefills_s
         # A prompt that is waiting may be computed for the most part, and that part has held this answer up too.

@@ -141,6 +141,7 @@ class _Delays(Sequence[Candidate]):
         "_num_requests",
         "_output_tokens",
         "_replicas",
+        "_requests_per_s",
         "_slowness",
         "_together_s",
         "_ttft_value",
@@ -166,13 +167,15 @@ class _Delays(Sequence[Candidate]):
         self._loading_s = [view.loading_s(replica) for replica in replicas] if view.has_tiers else None
         self._loaded = [view.loaded_tokens(replica) for replica in replicas] if view.has_tiers else None
         self._again = view.recomputed_share
-        self._crowd = ttft_value * crowding * view.requests_per_s / len(replicas)
-        self._together_s = 2.0 * view.decode_pace * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
+        self._requests_per_s = view.requests_per_s
+        self._crowd = ttft_value * crowding * self._requests_per_s / len(replicas)
         self._expected_tokens = view.expected_output_tokens
-        self._whole_prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
         self._charged_s: list[float] = []
         self._has_room: list[bool] = []
-        typical_s = view.cost_model.prefill_s(int(view.typical_prompt_tokens))
+        typical_tokens, cost_model = int(view.typical_prompt_tokens), view.cost_model
+        self._together_s = 2.0 * view.decode_pace * cost_model.decode_sequence_s(view.request.num_prompt_tokens)
+        typical_s = cost_model.prefill_s(typical_tokens)
+        self._whole_prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
         self._elsewhere_s = _least_of_others(
             [_TURNING_AWAY * typical_s + self._waiting_s[replica] for replica in replicas]
         )
@@ -259,7 +262,7 @@ class _Delays(Sequence[Candidate]):
         hit_s += view.decode_pace * view.cost_model.decode_s(self._expected_tokens, num_tokens)
         whole_s = self._whole_prefill_s[matched] = view.prefill_s(matched)
         paid_s = paid_alone_s = 0.0
-        rate = view.requests_per_s
+        rate = self._requests_per_s
         for piece in view.pieces(self.most_matched, beyond=matched):
             busy = piece.uses_per_s * hit_s / (piece.holders + 1)
             square = math.pow(self._crowding * busy, 2.0)

@@ -68,9 +68,3 @@ class IndexSize:
         self.names = 0
         self.runs = 0
         self.copied = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of entries and names in bytes, by count."""
-        names = self.runs * RUN_BYTES + self.names * NAME_BYTES + self.copied * COPIED_BYTES
-        return self.entries * ENTRY_BYTES + names

@@ -41,7 +41,9 @@ class EvictionCost:
         """
         if tokens <= 0:
             return 0.0
-        kept = [entry for node in in_use if (entry := self._cache.get(node)) and entry.held and not entry.ref_count]
+        kept = [
+            entry for node in in_use if (entry := self._cache.entries.get(node)) and entry.held and not entry.ref_count
+        ]
         if self._version != self._cache.version or self._num_requests != num_requests:
             self._start_over(num_requests)
         if kept:

@@ -29,7 +29,7 @@ from math import inf, nextafter
 from typing import Final
 
 from preble.core.prefixes.block_names import pack_name, pack_names
-from preble.core.prefixes.cache_entry import NAME_BYTES, IndexSize
+from preble.core.prefixes.cache_entry import COPIED_BYTES, ENTRY_BYTES, NAME_BYTES, RUN_BYTES, IndexSize
 from preble.core.prefixes.history import PrefixHistory
 from preble.core.prefixes.learned_lengths import LearnedLengths
 from preble.core.prefixes.radix_tree import NODE_BYTES, Match, Node, RadixTree, live_node
@@ -75,7 +75,10 @@ class PrefixIndex:
     @property
     def num_bytes(self) -> int:
         """Memory of the trees and entries, in bytes, by count."""
-        return self.tree.num_bytes + self._size.num_bytes
+        tree, size = self.tree, self._size
+        names_bytes = size.runs * RUN_BYTES + size.names * NAME_BYTES + size.copied * COPIED_BYTES
+        nodes_bytes = tree.num_tokens * TOKEN_BYTES + tree.num_nodes * NODE_BYTES
+        return nodes_bytes + size.entries * ENTRY_BYTES + names_bytes
 
     def match(self, prompt: PackedTokens, namespace: str = "") -> Match:
         """Return how far the prompt agrees with any known prefix, whether or not a replica still caches it."""
@@ -131,12 +134,12 @@ class PrefixIndex:
 
     def release(self, replica: int, leaf: Node) -> None:
         """A request whose prompt ends in `leaf`, or a `hold`, no longer uses it on the replica. O(depth)."""
-        self._prune_all(self.caches[replica].release(leaf))
+        self._prune_all(self.caches[replica].walk_up(leaf, ref_count=1, recent_uses=0))
 
     def forget_use(self, replica: int, leaf: Node) -> None:
         """A request whose prompt ends in `leaf` has left the window. O(depth)."""
         path = leaf.ancestors()
-        self._prune_all(self.caches[replica].forget_use(leaf))
+        self._prune_all(self.caches[replica].walk_up(leaf, ref_count=0, recent_uses=1))
         self._trim(leaf)
         for node in path:
             self._merge_only_child(node)
@@ -145,8 +148,9 @@ class PrefixIndex:
         """The replica caches the first `num_tokens` of the prompt that ends in `leaf`. O(depth)."""
         cache, node = self.caches[replica], leaf
         while node.parent is not None:
-            held = node.num_tokens if node.end <= num_tokens else max(num_tokens - node.start, 0)
-            if held > cache.tokens_held(node):
+            held = node.num_tokens if node.end <= num_tokens else max(node.num_tokens - node.end + num_tokens, 0)
+            entry = cache.entries.get(node)
+            if held > (0 if entry is None else entry.held):
                 cache.set_held(node, held, now)
             node = node.parent
 
@@ -272,7 +276,7 @@ class PrefixIndex:
         forgotten: list[Node] = []
         leading: set[Node] = set()
         for node in reversed(gone):  # children come before their parents
-            entry = cache.get(node)
+            entry = cache.entries.get(node)
             if keep_named and (node in leading or (entry is not None and entry.names)):
                 if node.parent is not None:
                     leading.add(node.parent)
@@ -307,7 +311,7 @@ class PrefixIndex:
         for node in self.tree.nodes():
             assert not node.holders & ~known and not node.full_holders & ~node.holders
             assert node.holders or node.children, "a node that nobody caches or uses is removed"
-            entries = [self.caches[replica].get(node) for replica in replicas_in(node.holders)]
+            entries = [self.caches[replica].entries.get(node) for replica in replicas_in(node.holders)]
             assert node.recent_uses == sum(entry.recent_uses for entry in entries if entry is not None)
             assert None not in entries
 
@@ -374,7 +378,7 @@ class PrefixIndex:
         """Cut off the end of a leaf that no replica caches and no request uses, if it is long enough."""
         if not node.tokens or node.children or not node.holders:
             return
-        entries = [self.caches[replica].get(node) for replica in replicas_in(node.holders)]
+        entries = [self.caches[replica].entries.get(node) for replica in replicas_in(node.holders)]
         if any(entry is not None and (entry.ref_count or entry.recent_uses) for entry in entries):
             return
         held = max(entry.held for entry in entries if entry is not None)
@@ -420,7 +424,7 @@ def _is_alone_at_end(cache: ReplicaCache, node: Node) -> bool:
     """
     if node.children is not None or node.holders != cache.bit or node.full_holders != cache.bit:
         return False
-    entry = cache.get(node)
+    entry = cache.entries.get(node)
     return entry is not None and not entry.ref_count and not entry.recent_uses
 
 

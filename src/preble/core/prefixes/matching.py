@@ -99,23 +99,27 @@ def matched_on(match: Match, cache: ReplicaCache) -> int:
 
     O(depth); on a crowded replica also what `ReplicaCache.tokens_left` takes.
     """
-    is_crowded = cache.is_crowded
+    is_crowded, start = cache.is_crowded, 0
     for node in match.path:
         if is_crowded:
             tokens = cache.tokens_left(node)
             if tokens < node.num_tokens:
-                return min(node.start + tokens, match.num_tokens)
+                return min(start + tokens, match.num_tokens)
         elif not node.full_holders & cache.bit:
-            return min(node.start + cache.tokens_held(node), match.num_tokens)
+            entry = cache.entries.get(node)
+            return start if entry is None else min(start + entry.held, match.num_tokens)
+        start = node.end
     return match.num_tokens
 
 
 def in_use_on(match: Match, cache: ReplicaCache) -> int:
     """Return leading tokens that requests in flight on the replica use. O(depth)."""
+    start = 0
     for node in match.path:
-        entry = cache.get(node)
+        entry = cache.entries.get(node)
         if entry is None or not entry.ref_count:
-            return node.start
+            return start
+        start = node.end
     return match.num_tokens
 
 
@@ -124,14 +128,15 @@ def confirmed_on(match: Match, cache: ReplicaCache) -> tuple[int, float]:
 
     What is only about to be held does not count. The time is infinity if there are none. O(depth).
     """
-    used_s = inf
+    used_s, start = inf, 0
     for node in match.path:
-        entry = cache.get(node)
+        entry = cache.entries.get(node)
         if entry is None or not entry.held:
-            return node.start, used_s
+            return start, used_s
         used_s = min(used_s, entry.last_used_s)
         if entry.held < node.num_tokens:
-            return min(node.start + entry.held, match.num_tokens), used_s
+            return min(start + entry.held, match.num_tokens), used_s
+        start = node.end
     return match.num_tokens, used_s
 
 

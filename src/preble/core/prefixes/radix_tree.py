@@ -84,20 +84,18 @@ class Match:
 
     `base`, `base_tokens`: where the comparison began, and how many tokens of the prompt lie before it.
     `path`: every node of which at least one further token agrees, from the top. `num_tokens`: tokens of the prompt that
-    agree, `base_tokens` included; less than the last node's end if that one agrees only in part.
+    agree, `base_tokens` included; less than the last node's end if that one agrees only in part. `last`: the node of
+    the path at its end, or `base`.
     """
 
-    __slots__ = ("base", "base_tokens", "num_tokens", "path")
+    __slots__ = ("base", "base_tokens", "last", "num_tokens", "path")
 
     def __init__(self, base: Node, base_tokens: int, path: tuple[Node, ...], num_tokens: int) -> None:
         self.base = base
         self.base_tokens = base_tokens
         self.path = path
+        self.last = path[-1] if path else base
         self.num_tokens = num_tokens
-
-    @property
-    def last(self) -> Node:
-        return self.path[-1] if self.path else self.base
 
     def node_at(self, tokens: int) -> Node | None:
         """Return the node that ends with the first `tokens` tokens or has the last of them; None beyond the path."""
@@ -138,11 +136,6 @@ class RadixTree:
         self._on_split = on_split
         self.num_nodes = 0
         self.num_tokens = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of nodes and tokens, by count."""
-        return self.num_tokens * TOKEN_BYTES + self.num_nodes * NODE_BYTES
 
     def root(self, namespace: str = "") -> Node:
         """Return the empty node above every prompt of a namespace; where there is no prompt yet, it is in the tree from

@@ -34,7 +34,7 @@ class ReplicaCache:
         "_cut_excess",
         "_cut_in_use",
         "_cut_version",
-        "_entries",
+        "entries",
         "_num_cut",
         "_ring",
         "_size",
@@ -56,13 +56,13 @@ class ReplicaCache:
         self.version = 0
         self._size = size
         self.names = BlockNames(size)
-        self._entries: dict[Node, CacheEntry] = {}
+        self.entries: dict[Node, CacheEntry] = {}
         self._ring = CacheEntry(None, 0.0)
         self._cut, self._cut_excess, self._cut_version, self._num_cut = self._ring, 0, -1, 0
         self._cut_in_use = False
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def oldest_idle(self) -> CacheEntry | None:
         """Return the least recently used entry that is not in use. O(1 + older entries in use)."""
@@ -73,7 +73,7 @@ class ReplicaCache:
 
         O(1) for the last one named in a node, else O(names).
         """
-        found = self.names.find(block_hash, self._entries.values())
+        found = self.names.find(block_hash, self.entries.values())
         if found is None or found[0].node is None:
             return None
         return found[0].node, found[1]
@@ -83,14 +83,14 @@ class ReplicaCache:
 
         `are_copies`: of those that have their names already, it has one copy more.
         """
-        entry = self._entries.get(node)
+        entry = self.entries.get(node)
         if entry is not None:
             self.names.add(entry, names, end, block_size, are_copies=are_copies)
 
     def forget_names(self, block_hashes: Sequence[BlockHash]) -> list[tuple[Node, int, int, bytes]]:
         """Forget one copy of these blocks. Return (node, start, block size) of the first one of each node of which it
         was the last copy, and the names that are gone. O(names)."""
-        gone = self.names.pop(block_hashes, self._entries.values())
+        gone = self.names.pop(block_hashes, self.entries.values())
         return [
             (entry.node, entry.names_end, entry.block_size, before[len(entry.names) :])
             for entry, before in gone.items()
@@ -105,21 +105,18 @@ class ReplicaCache:
         """What is cached of the path to `leaf` has been used. O(depth)."""
         self.version += 1
         for node in leaf.ancestors():
-            entry = self._entries.get(node)
+            entry = self.entries.get(node)
             if entry is not None and _is_linked(entry):
                 entry.last_used_s = now
                 _link_before(entry, self._ring)
 
     def forget_blocks(self) -> None:
         """Forget all names. O(entries)."""
-        self.names.clear(self._entries.values())
-
-    def get(self, node: Node) -> CacheEntry | None:
-        return self._entries.get(node)
+        self.names.clear(self.entries.values())
 
     def tokens_held(self, node: Node) -> int:
         """Return leading tokens of `node` that the replica caches already."""
-        entry = self._entries.get(node)
+        entry = self.entries.get(node)
         return 0 if entry is None else entry.held
 
     def tokens_left(self, node: Node) -> int:
@@ -130,7 +127,7 @@ class ReplicaCache:
         end of what will be gone by a few entries, so where that is many, it is looked for again only after an eighth
         as many changes.
         """
-        entry = self._entries.get(node)
+        entry = self.entries.get(node)
         if entry is None:
             return 0
         if self.version - self._cut_version > self._num_cut >> _CUT_SHIFT:
@@ -145,18 +142,14 @@ class ReplicaCache:
 
     def is_in_use(self, node: Node) -> bool:
         """Return whether a request in flight uses the node."""
-        entry = self._entries.get(node)
+        entry = self.entries.get(node)
         return entry is not None and entry.ref_count > 0
-
-    def entries(self) -> Iterator[CacheEntry]:
-        """Return every entry, in no particular order."""
-        return iter(self._entries.values())
 
     def add_use(self, path: list[Node], now: float) -> None:
         """Note a request that uses `path` and was placed here. O(depth)."""
         self.version += 1
         for node in reversed(path):
-            entry = self._entries.get(node)
+            entry = self.entries.get(node)
             if entry is None:
                 entry = self._add(node, now)
             _link_before(entry, self._ring)
@@ -173,7 +166,7 @@ class ReplicaCache:
         """Note that `path`, which the replica caches whole, is in use without a request. O(depth)."""
         self.version += 1
         for node in reversed(path):
-            entry = self._entries[node]
+            entry = self.entries[node]
             _link_before(entry, self._ring)
             entry.last_used_s = now
             entry.ref_count += 1
@@ -181,15 +174,27 @@ class ReplicaCache:
                 self._use(node.num_tokens - entry.held)
                 self.in_use_tokens += node.num_tokens
 
-    def release(self, leaf: Node) -> list[Node]:
-        """Note that a request no longer uses the path to `leaf`; return the nodes that lost their entry. O(depth)."""
-        return self._walk_up(leaf, ref_count=1, recent_uses=0)
+    def walk_up(self, leaf: Node, ref_count: int, recent_uses: int) -> list[Node]:
+        """Note that so many requests no longer use the path to `leaf`, or used it and have left the window.
 
-    def forget_use(self, leaf: Node) -> list[Node]:
-        """Forget that a request used the path to `leaf`: it left the window. Return the nodes that lost their entry.
-        O(depth).
+        Return the nodes that lost their entry. O(depth).
         """
-        return self._walk_up(leaf, ref_count=0, recent_uses=1)
+        self.version += 1
+        dropped = []
+        node = leaf
+        while node.parent is not None:
+            entry = self.entries[node]
+            entry.recent_uses -= recent_uses
+            node.recent_uses -= recent_uses
+            if ref_count:
+                entry.ref_count -= 1
+                if not entry.ref_count:
+                    self._use(entry.held - node.num_tokens)
+                    self.in_use_tokens -= node.num_tokens
+            if self._settle(node, entry):
+                dropped.append(node)
+            node = node.parent
+        return dropped
 
     def set_held(self, node: Node, held: int, now: float) -> bool:
         """Note that the replica caches exactly `held` tokens of `node`. Return True if that removed the node's entry.
@@ -197,7 +202,7 @@ class ReplicaCache:
         A new entry comes just before that of the nearest ancestor, as if it had been used just before it. O(depth).
         """
         self.version += 1
-        entry = self._entries.get(node)
+        entry = self.entries.get(node)
         if entry is None:
             if not held:
                 return False
@@ -213,7 +218,7 @@ class ReplicaCache:
 
     def split(self, upper: Node, lower: Node) -> None:
         """`lower` was cut and its head is now `upper`: cut the entry too."""
-        entry = self._entries[lower]
+        entry = self.entries[lower]
         self.version += 1
         head = self._add(upper, entry.last_used_s)
         if _is_linked(entry):
@@ -228,9 +233,9 @@ class ReplicaCache:
     def merge(self, upper: Node, lower: Node) -> None:
         """`upper` was merged into `lower`, its only child: join their entries, which `can_merge` allowed before."""
         self.version += 1
-        head = self._entries.pop(upper)
+        head = self.entries.pop(upper)
         self._size.entries -= 1
-        tail = self._entries[lower]
+        tail = self.entries[lower]
         if _is_linked(head) and not _is_linked(tail):
             _link_before(tail, head)
         _unlink(head)
@@ -241,7 +246,7 @@ class ReplicaCache:
 
     def can_merge(self, upper: Node, lower: Node) -> bool:
         """Return True if one entry can replace the two: the same requests use both, and what is cached has no gap."""
-        head, tail = self._entries[upper], self._entries[lower]
+        head, tail = self.entries[upper], self.entries[lower]
         alike = head.ref_count == tail.ref_count and head.recent_uses == tail.recent_uses
         has_no_gap = head.held == upper.num_tokens or not tail.held
         return alike and has_no_gap and self.names.can_join(head, tail)
@@ -258,11 +263,11 @@ class ReplicaCache:
         """Assert every invariant of the entries. O(entries x depth); for tests."""
         seen: set[Node] = set()
         for entry in self.oldest_first():
-            assert entry.node is not None and self._entries[entry.node] is entry
+            assert entry.node is not None and self.entries[entry.node] is entry
             assert not any(above in seen for above in entry.node.ancestors()[1:]), "a node goes before what is above"
             seen.add(entry.node)
         used = pinned = 0
-        for node, entry in self._entries.items():
+        for node, entry in self.entries.items():
             used += entry.tokens_in(node)
             pinned += node.num_tokens if entry.ref_count else 0
             assert node.tokens and entry.node is node and node.holders & self.bit
@@ -272,21 +277,21 @@ class ReplicaCache:
             assert bool(node.full_holders & self.bit) == (entry.tokens_in(node) == node.num_tokens)
         assert (used, pinned) == (self.used_tokens, self.in_use_tokens)
         assert bool(self._size.crowded & self.bit) == self.is_crowded == (self.used_tokens > self.capacity)
-        self.names.check(self._entries.values())
+        self.names.check(self.entries.values())
 
     def close(self) -> list[Node]:
         """Take the bit of the replica, which is gone, off every node; return those nodes. O(entries)."""
         self.forget_blocks()
         self._use(-self.used_tokens)
-        nodes = list(self._entries)
-        for node, entry in self._entries.items():
+        nodes = list(self.entries)
+        for node, entry in self.entries.items():
             node.holders &= ~self.bit
             node.full_holders &= ~self.bit
             node.recent_uses -= entry.recent_uses
             self._drop(entry)
         self._ring.older = self._ring.newer = self._cut = self._ring
         self._size.entries -= len(nodes)
-        self._entries.clear()
+        self.entries.clear()
         return nodes
 
     def _find_cut(self) -> None:
@@ -321,34 +326,16 @@ class ReplicaCache:
     def _nearest_above(self, node: Node) -> CacheEntry:
         """Return the entry of the nearest ancestor that is in the order; else the newest end of the order."""
         for ancestor in node.ancestors():
-            entry = self._entries.get(ancestor)
+            entry = self.entries.get(ancestor)
             if entry is not None and ancestor is not node and _is_linked(entry):
                 return entry
         return self._ring
 
     def _add(self, node: Node, now: float) -> CacheEntry:
-        entry = self._entries[node] = CacheEntry(node, now)
+        entry = self.entries[node] = CacheEntry(node, now)
         self._size.entries += 1
         node.holders |= self.bit
         return entry
-
-    def _walk_up(self, leaf: Node, ref_count: int, recent_uses: int) -> list[Node]:
-        self.version += 1
-        dropped = []
-        node = leaf
-        while node.parent is not None:
-            entry = self._entries[node]
-            entry.recent_uses -= recent_uses
-            node.recent_uses -= recent_uses
-            if ref_count:
-                entry.ref_count -= 1
-                if not entry.ref_count:
-                    self._use(entry.held - node.num_tokens)
-                    self.in_use_tokens -= node.num_tokens
-            if self._settle(node, entry):
-                dropped.append(node)
-            node = node.parent
-        return dropped
 
     def _settle(self, node: Node, entry: CacheEntry) -> bool:
         """Bring the node's masks in step with its entry, and drop the entry if it says nothing; True if dropped."""
@@ -364,7 +351,7 @@ class ReplicaCache:
         if entry.names:
             self.names.cut(entry, 0)
         node.holders &= ~self.bit
-        del self._entries[node]
+        del self.entries[node]
         self._size.entries -= 1
         self._drop(entry)
         return True

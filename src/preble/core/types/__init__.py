@@ -131,7 +131,7 @@ class Request:
     model that must answer it, "" for any. Only replicas of that model get it, and it shares KV only with its prompts.
     `keeps_kv`: whether the replica keeps KV that later prompts can use; embeddings and the like leave none, so they are
     placed by load alone. `first_token_by`: when its first token must have come, in the scheduler's time; `tpot_s`:
-    seconds that each further one may take. Both infinite where nobody has asked for that.
+    seconds that each further one may take. Both infinite where nobody has asked for that; `has_target` if for any.
     """
 
     request_id: RequestId
@@ -144,6 +144,7 @@ class Request:
     first_token_by: float = inf
     tpot_s: float = inf
     num_prompt_tokens: int = field(init=False, repr=False, compare=False)
+    has_target: bool = field(init=False, repr=False, compare=False)
 
     def __init__(  # by hand, here and in `Placement`: compiled, that takes a third of the time
         self,
@@ -170,17 +171,14 @@ class Request:
         self.keeps_kv = keeps_kv
         self.first_token_by = first_token_by
         self.tpot_s = tpot_s
+        self.has_target = first_token_by < inf or tpot_s < inf
         self.num_prompt_tokens = len(prompt) // TOKEN_BYTES
 
     def promise(self, target: Target, arrived_at: float) -> None:
         """Ask for a target, before the request is placed. `arrived_at`: when it came, in the scheduler's time."""
         self.first_token_by = inf if target.ttft_s is None else arrived_at + target.ttft_s
         self.tpot_s = inf if target.tpot_s is None else target.tpot_s
-
-    @property
-    def has_target(self) -> bool:
-        """Whether anybody has asked for its first token or the others by a time."""
-        return self.first_token_by < inf or self.tpot_s < inf
+        self.has_target = self.first_token_by < inf or self.tpot_s < inf
 
     @classmethod
     def of(cls, request_id: str, token_ids: Iterable[int], max_output_tokens: int | None = None) -> Request:

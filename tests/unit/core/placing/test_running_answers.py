@@ -94,7 +94,7 @@ def test_the_row_holds_no_more_than_what_runs() -> None:
     for i in range(1000):
         ask(made, f"q{i}", float(i))
         made.on_finish(RequestId(f"q{i}"), 5, i + 0.5)
-    assert len(made._in_flight._running._row) <= LOOKS
+    assert len(made._in_flight._running.row) <= LOOKS
 
 
 def test_an_answer_that_a_long_prompt_holds_up_has_not_outlived_its_expectation() -> None:

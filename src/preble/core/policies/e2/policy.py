@@ -41,7 +41,7 @@ class SearchedCluster:
 
     def window_requests(self, node: Node) -> int:
         caches = self._cluster.index.caches
-        entries = (caches[replica].get(node) for replica in replicas_in(node.holders))
+        entries = (caches[replica].entries.get(node) for replica in replicas_in(node.holders))
         return sum(entry.recent_uses for entry in entries if entry is not None)
 
     def load_below(self, node: Node) -> dict[Node, float]:
