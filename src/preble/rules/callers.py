@@ -28,16 +28,12 @@ class Caller:
     secret: str = field(default="", repr=False)
 
     def cache_salt(self, own: str | None) -> str | None:
-        """Return the salt of its prompts' KV blocks, given the one that the client chose. None: no salt.
+        """Return the salt of the KV blocks of a key's prompts, given the one that the client chose. None: no salt.
 
-        >>> Caller().cache_salt("mine"), Caller().cache_salt(None)
-        ('mine', None)
         >>> a, b = (Caller(name=tenant, tenant=tenant, shares_cache=False) for tenant in "ab")
         >>> a.cache_salt(None) == b.cache_salt(None), a.cache_salt(None) == a.cache_salt(None)
         (False, True)
         """
-        if not self.name:
-            return own
         # A key's own salt is hashed too, apart from those of tenants: nobody can send the salt of somebody else.
         if not self.shares_cache:
             return _hashed(self.secret, "tenant", self.tenant, own or "")
@@ -62,15 +58,13 @@ class OnTerms(Protocol):
 
 
 class Followed(Protocol):
-    """Where the request is now, and on which terms. `has_begun`: its first token has come. `stalls`: its replica is
-    ejected because it begins no answer."""
+    """Where the request is now, and on which terms. `begun_at`: when its first token came, None before. `stalls`: its
+    replica is ejected because it begins no answer."""
 
     request: Request
     placed_at: float
+    begun_at: float | None
     stalls: bool
-
-    @property
-    def has_begun(self) -> bool: ...
 
     @property
     def placement(self) -> Placement: ...

@@ -98,7 +98,7 @@ class KeyLimits:
 
     def on(self, placed: Followed, fact: Fact, now: float) -> None:
         """Charge the key of a placement that has ended for the answer."""
-        if isinstance(fact, Ended):
+        if isinstance(fact, Ended) and placed.terms.caller.limits is not None:
             self.charge(placed.terms.caller, fact.output_tokens or 0, now)
 
     # what gateways report to each other

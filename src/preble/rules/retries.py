@@ -105,7 +105,7 @@ class Quarantine:
         """Note an end that says something of the request: its replica broke off before it answered, or it did well."""
         if not isinstance(fact, Ended):
             return
-        has_begun = placed.has_begun or bool(fact.output_tokens)
+        has_begun = placed.begun_at is not None or bool(fact.output_tokens)
         if fact.outcome is Outcome.ENGINE_GONE and placed.request.keeps_kv and not has_begun and not placed.stalls:
             like = like_of(placed.request, placed.terms.caller.name)
             self.broke(like, placed.placement.replica_id, placed.placed_at, now)

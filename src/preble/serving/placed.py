@@ -117,7 +117,7 @@ class Placed(ABC):
 
     def end(self, error: BaseException | None = None, *, status: int = 200, retry_after_s: float = 0.0) -> None:
         """Report the end: see `ended`."""
-        self.report(ended(error, status, retry_after_s))
+        self.report(_WELL if error is None and status < 300 else ended(error, status, retry_after_s))
 
     def cancelled(self) -> None:
         """The client has gone, or the work was stopped for another reason that is not the replica's."""
@@ -184,11 +184,6 @@ class LocalPlaced(Placed):
     def asked(self) -> str | None:
         """What its client asked for besides an answer, in words; None for nothing."""
         return self.terms.asked
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether its first token has come."""
-        return self.begun_at is not None
 
     def stall(self, now: float) -> None:
         """The replica is ejected because it begins no answer."""

@@ -119,8 +119,7 @@ def parse_request(
     Raises: RequestError: the body is not what the endpoint takes, or is surely over a limit.
     """
     fields = (begun and _read_rest(endpoint, begun, limits)) or endpoint.read(body, limits)
-    salt = caller.cache_salt(fields.cache_salt)
-    if salt != fields.cache_salt:
+    if caller.name and (salt := caller.cache_salt(fields.cache_salt)) != fields.cache_salt:
         fields.cache_salt = salt
         if salts and salt and endpoint.salt_field:
             body = with_field(body, endpoint.salt_field, salt)

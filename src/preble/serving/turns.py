@@ -11,7 +11,7 @@ from math import inf
 from preble.config import QueueConfig
 from preble.core.admission.admission import FairAdmission
 from preble.core.admission.fair_queue import QueueSettings, TurnRefused
-from preble.core.types import ReplicaId, Request, RequestId
+from preble.core.types import ReplicaId, Request, RequestId, Target
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Started
 from preble.errors import Overloaded, PrebleError, RequestError
 from preble.rules.key_limits import KeyLimits
@@ -96,7 +96,9 @@ class Turns:
         """Return whether a request has to wait for its turn."""
         if not self._config.enabled:
             return False
-        return bool(terms.caller.tenant) or terms.target is not None or self._loop.time() < self._promising_until
+        if terms.caller.tenant or terms.ttft_target_s is not None or terms.tpot_target_s is not None:
+            return True
+        return self._loop.time() < self._promising_until
 
     async def place(self, request: Request, terms: Terms) -> LocalPlaced:
         """Wait for the request's turn, if it takes turns, then place it.
@@ -106,7 +108,7 @@ class Turns:
         """
         if not self.takes_turns(terms):
             return self.place_at_once(request, terms)
-        start_by = self._promise(request, terms)
+        start_by = None if (target := terms.target) is None else self._promise(request, terms, target)
         tokens, came_at = request.num_prompt_tokens, self._loop.time()
         self._limits.charge(terms.caller, tokens, came_at)
         try:
@@ -122,24 +124,23 @@ class Turns:
 
         Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its target cannot be kept.
         """
-        self._promise(request, terms)
+        if (target := terms.target) is not None:
+            self._promise(request, terms, target)
         placed = self._dispatcher.place(request, terms)
         if terms.caller.limits is not None:
             self._limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
         self._dispatcher.placements.telemetry.had_turn(placed.model, 0.0)
         return placed
 
-    def _promise(self, request: Request, terms: Terms) -> float | None:
-        """Let the request have its target, and return by when it must go for that; None where it has none, or one that
-        could not even be kept if nothing waited. That one is served as it comes.
+    def _promise(self, request: Request, terms: Terms, target: Target) -> float | None:
+        """Let the request have its target, and return by when it must go for that; None where it could not even be kept
+        if nothing waited. Such a request is served as it comes.
 
         Raises: Overloaded: it cannot be kept now, but perhaps later. Others: as `Dispatcher.place`.
         """
-        if terms.target is None:
-            return None
         now = self._loop.time()
         self._promising_until = now + _PROMISING_S
-        request.promise(terms.target, now if terms.arrived_at is None else min(terms.arrived_at, now))
+        request.promise(target, now if terms.arrived_at is None else min(terms.arrived_at, now))
         forecast = self._dispatcher.forecast(request, terms)
         if not forecast.is_possible(request, now):
             return None
@@ -195,11 +196,13 @@ class Turns:
             if self.takes_turns(placed.terms):
                 tenant, streams = placed.terms.caller.tenant, placed.terms.streams
                 self._admission.placed(placed.placement, tenant, now, streams=streams)
-        elif isinstance(fact, Ended):
-            self._admission.ended(request_id, fact.output_tokens or 0)
-            self._call_up()
-        elif isinstance(fact, FirstToken):
-            self._admission.first_token(request_id)
+            return
+        if request_id in self._admission.running:
+            if isinstance(fact, Ended):
+                self._admission.ended(request_id, fact.output_tokens or 0)
+            elif isinstance(fact, FirstToken):
+                self._admission.first_token(request_id)
+        if self._waiters:
             self._call_up()
 
     def _note_replicas(self) -> None:
@@ -212,14 +215,13 @@ class Turns:
             self._admission.remove_replica(replica_id)
         if taking != self._taking:
             self._taking = taking
-            self._call_up()
+            if self._waiters:
+                self._call_up()
 
     # inside
 
     def _call_up(self) -> None:
         """Place whoever's turn it is, now that something has changed."""
-        if not self._waiters:
-            return
         now = self._loop.time()
         self._refuse(self._admission.expire(now))
         while (request_id := self._admission.next(now, self._where)) is not None:

@@ -242,4 +242,4 @@ def test_the_process_and_the_interpreter_are_shown() -> None:
 def test_above_the_rate_lines_are_left_out_and_the_next_one_says_how_many() -> None:
     rate = LineRate(2)
     assert [rate.lets_through(now) for now in (1.0, 1.1, 1.2, 1.9, 2.0)] == [True, True, False, False, True]
-    assert (rate.left_out(), rate.left_out()) == ({"left_out": 2}, {})
+    assert rate.num_left_out == 2

@@ -57,7 +57,7 @@ class FairAdmission:
         self._gate = Gate(depth_s)
         self._habits: dict[str, _Habits] = {}
         self._waiting: dict[RequestId, Waiting] = {}
-        self._running: dict[RequestId, _Running] = {}
+        self.running: dict[RequestId, _Running] = {}
 
     def configure(self, settings: QueueSettings, depth_s: float) -> None:
         """Use other settings from now on. Deadlines that have been set stay."""
@@ -161,7 +161,7 @@ class FairAdmission:
         `streams`: its answer does, so `first_token` will be called.
         """
         request_id, missed = placement.request_id, placement.num_prompt_tokens - placement.matched_tokens
-        if request_id in self._running:
+        if request_id in self.running:
             self._end(request_id, 0)
         habits = self._habits_of(tenant)
         habits.note_missed(missed / max(placement.num_prompt_tokens, 1))
@@ -169,16 +169,16 @@ class FairAdmission:
         decode_s = self._cost_model.decode_s(habits.output_tokens, placement.num_prompt_tokens)
         self._queue.start(tenant, prefill_s + decode_s, now)
         self._gate.sent(placement.replica_id, request_id, tenant, prefill_s, now, streams=streams)
-        self._running[request_id] = _Running(tenant, placement.replica_id, placement.num_prompt_tokens, decode_s)
+        self.running[request_id] = _Running(tenant, placement.replica_id, placement.num_prompt_tokens, decode_s)
 
     def first_token(self, request_id: RequestId) -> None:
         """The first token of a placed request has come; further calls change nothing."""
-        if (running := self._running.get(request_id)) is not None:
+        if (running := self.running.get(request_id)) is not None:
             self._gate.prefilled(running.replica_id, request_id)
 
     def ended(self, request_id: RequestId, output_tokens: int) -> None:
         """A placed request is over, however it ended. Nothing happens if it is not there."""
-        if (running := self._running.get(request_id)) is not None:
+        if (running := self.running.get(request_id)) is not None:
             if output_tokens:
                 self._habits_of(running.tenant).note_output(output_tokens)
             self._end(request_id, output_tokens)
@@ -213,7 +213,7 @@ class FairAdmission:
         return refused
 
     def _end(self, request_id: RequestId, output_tokens: int) -> None:
-        running = self._running.pop(request_id)
+        running = self.running.pop(request_id)
         decode_s = self._cost_model.decode_s(output_tokens, running.prompt_tokens)
         self._gate.prefilled(running.replica_id, request_id)
         self._queue.end(running.tenant, decode_s - running.charged_decode_s)

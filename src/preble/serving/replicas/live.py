@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -112,15 +112,17 @@ class ModelReplicas:
         return namespace_of(self._name if self._is_adapter else None, cache_salt)
 
 
-class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
-    """The table of live replicas by id, in the order in which they joined. `Rotation` adds and removes them.
+class LiveReplicas(dict[ReplicaId, LiveReplica]):
+    """The table of live replicas by id, in the order in which they joined. `Rotation` alone adds and removes them.
 
+    `num_taking`: how many take new requests, since they are not drained.
     `take_cache_salts`: whether every live replica keeps KV of different cache salts apart. `longest_prompt`: in tokens,
     that one of them takes; infinity where it is not known. `one_model`: whether all of them run the same base model.
     """
 
     def __init__(self) -> None:
-        self._replicas: dict[ReplicaId, LiveReplica] = {}
+        super().__init__()
+        self.num_taking = 0
         self._of_model: dict[str | None, ModelReplicas] = {}
         self.take_cache_salts = True
         self.longest_prompt = inf
@@ -129,15 +131,6 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         """Live replicas that get no new requests, because they are drained."""
         self._listeners: list[Callable[[], None]] = []
         self._next_change: asyncio.Future[None] | None = None
-
-    def __getitem__(self, replica_id: ReplicaId) -> LiveReplica:
-        return self._replicas[replica_id]
-
-    def __iter__(self) -> Iterator[ReplicaId]:
-        return iter(self._replicas)
-
-    def __len__(self) -> int:
-        return len(self._replicas)
 
     def listen(self, on_change: Callable[[], None]) -> None:
         """Call this after each later change of the table, of names or of `held_back`."""
@@ -149,7 +142,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
             self.suspect(placed.placement.replica_id)
 
     def add(self, replica: LiveReplica) -> None:
-        self._replicas[replica.engine.replica_id] = replica
+        self[replica.engine.replica_id] = replica
         replica.engine.adapters = replica.info.adapters
         self._changed()
 
@@ -171,25 +164,21 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         self._changed()
 
     def remove(self, replica_id: ReplicaId) -> None:
-        del self._replicas[replica_id]
+        del self[replica_id]
         self.held_back -= {replica_id}
         self._changed()
 
     def _changed(self) -> None:
+        self.num_taking = len(self) - len(self.held_back)
         self._of_model.clear()
         of_all = self.of_model(None)
         self.longest_prompt, self.one_model = of_all.longest_prompt, of_all.base_model != ""
-        self.take_cache_salts = all(replica.engine.takes_cache_salt for replica in self._replicas.values())
+        self.take_cache_salts = all(replica.engine.takes_cache_salt for replica in self.values())
         for listener in self._listeners:
             listener()
         if (change := self._next_change) is not None:
             self._next_change = None
             change.set_result(None)
-
-    @property
-    def num_taking(self) -> int:
-        """How many take new requests: they are not drained."""
-        return len(self._replicas) - len(self.held_back)
 
     def next_change(self) -> asyncio.Future[None]:
         """Return what is done at the next change of the table. Others wait for it too: do not cancel it."""
@@ -213,7 +202,7 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def check_model(self, model: str | None) -> ModelReplicas:
         """Do as `of_model`. Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
-        if not self._replicas:
+        if not self:
             raise NoReplicaError("no replica is up")
         return self.of_model(model)
 
@@ -227,13 +216,13 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
             others = frozenset(
                 r for r, replica in self.items() if model is not None and model not in replica.info.models
             )
-            if self._replicas and len(others) == len(self._replicas):
+            if self and len(others) == len(self):
                 raise UnknownModel(
                     f"no replica serves the model {str(model)[:200]!r}; there are: {', '.join(sorted(self.models()))}",
                     param="model",
                 )
-            found = ModelReplicas(model, self._replicas, others)
-            if self._replicas:  # else clients would choose which names are kept
+            found = ModelReplicas(model, self, others)
+            if self:  # else clients would choose which names are kept
                 self._of_model[model] = found
         return found
 
@@ -244,13 +233,9 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
         except UnknownModel:
             return ""
 
-    def not_serving(self, model: str | None) -> frozenset[ReplicaId]:
-        """Return the live replicas that do not serve `model`; every replica serves None. Raises: UnknownModel."""
-        return self.of_model(model).others
-
     def able_to_serve(self, request: Request, model: str | None) -> frozenset[ReplicaId]:
         """Return the live replicas that take requests for the model and can hold the prompt. Raises: UnknownModel."""
-        unable = self.not_serving(model) | request.avoid | self.held_back
+        unable = self.of_model(model).others | request.avoid | self.held_back
         length = request.num_prompt_tokens
         able = (r for r, replica in self.items() if r not in unable and length <= longest_prompt(replica.info.spec))
         return frozenset(able)
@@ -264,16 +249,16 @@ class LiveReplicas(Mapping[ReplicaId, LiveReplica]):
 
     def engines_for(self, model: str | None) -> list[Engine]:
         """Return the clients of the live replicas that take requests for `model`. Raises: UnknownModel."""
-        others = self.not_serving(model) | self.held_back
-        return [replica.engine for replica_id, replica in self._replicas.items() if replica_id not in others]
+        others = self.of_model(model).others | self.held_back
+        return [replica.engine for replica_id, replica in self.items() if replica_id not in others]
 
     def engine(self, replica_id: ReplicaId) -> Engine:
         """Return a live replica's client. Raises: NoReplicaError: it is not live."""
-        if replica_id not in self._replicas:
+        if replica_id not in self:
             raise NoReplicaError(f"replica {replica_id} is not live")
-        return self._replicas[replica_id].engine
+        return self[replica_id].engine
 
     def suspect(self, replica_id: ReplicaId) -> None:
         """Have a replica checked at once; nothing happens if it has left the rotation."""
-        if (replica := self._replicas.get(replica_id)) is not None:
+        if (replica := self.get(replica_id)) is not None:
             replica.suspect.set()

@@ -45,26 +45,21 @@ _USUAL = (Outcome.OK, Outcome.ABORTED)
 
 
 class LineRate:
-    """Lets at most `lines_per_s` lines through in each second, and counts those that it does not."""
+    """Lets at most `lines_per_s` lines through in each second. `num_left_out`: those held back."""
 
     def __init__(self, lines_per_s: int) -> None:
         self._lines_per_s = lines_per_s
         self._second = 0
         self._num_lines = 0
-        self._num_left_out = 0
+        self.num_left_out = 0
 
     def lets_through(self, now: float) -> bool:
         """Return whether to write one more line. `now`: in seconds, of a clock that does not go back."""
         if int(now) != self._second:
             self._second, self._num_lines = int(now), 0
         self._num_lines += 1
-        self._num_left_out += self._num_lines > self._lines_per_s
+        self.num_left_out += self._num_lines > self._lines_per_s
         return self._num_lines <= self._lines_per_s
-
-    def left_out(self) -> dict[str, int]:
-        """Return how many lines were left out since the last call, as a field for a line; nothing where none was."""
-        count, self._num_left_out = self._num_left_out, 0
-        return {"left_out": count} if count else {}
 
 
 class _OfReplica:
@@ -166,7 +161,8 @@ class Telemetry:
         of_replica = self._of.get((replica, model)) or self._of_replica(replica, model)
         if isinstance(fact, Ended):
             self._ended(placed, fact, of_replica, now - placed.arrived_at)
-            self._note_pace(placed, fact, now)
+            if placed.terms.tpot_target_s is not None:
+                self._note_pace(placed, placed.terms.tpot_target_s, fact, now)
         elif isinstance(fact, Started):
             self._started(placed.placement, of_replica, fact.took_s)
         elif isinstance(fact, FirstToken):
@@ -185,10 +181,10 @@ class Telemetry:
             self._of_replica(fact.source, model).running[0] -= 1
             of_replica.running[0] += 1
 
-    def _note_pace(self, placed: LocalPlaced, end: Ended, now: float) -> None:
+    def _note_pace(self, placed: LocalPlaced, tpot_s: float, end: Ended, now: float) -> None:
         """Count whether a streamed answer that has ended well came as fast as it was asked for."""
-        tpot_s, begun_at, tokens = placed.terms.tpot_target_s, placed.begun_at, end.output_tokens or 0
-        if tpot_s is None or begun_at is None or tokens < 2 or end.outcome is not Outcome.OK:
+        begun_at, tokens = placed.begun_at, end.output_tokens or 0
+        if begun_at is None or tokens < 2 or end.outcome is not Outcome.OK:
             return
         is_kept = (now - begun_at) / (tokens - 1) <= tpot_s
         self._target(placed.terms, placed.model, "tpot", "kept" if is_kept else "broken")
@@ -227,6 +223,7 @@ class Telemetry:
             self._used(placed, end)
         if outcome in _USUAL and not self._lines.lets_through(time.monotonic()):
             return
+        left_out, self._lines.num_left_out = self._lines.num_left_out, 0
         self.log.info(
             "finished",
             request_id=placement.request_id,
@@ -238,7 +235,7 @@ class Telemetry:
             output_tokens=end.output_tokens,
             cached_tokens=end.cached_tokens,
             e2e_s=round(e2e_s, 6),
-            **self._lines.left_out(),
+            **({"left_out": left_out} if left_out else {}),
         )
 
     def _used(self, placed: LocalPlaced, end: Ended) -> None:
