@@ -41,8 +41,8 @@ class RadixTreeMachine(RuleBasedStateMachine):
     @rule(end=ends, extra=prompts, cut=st.integers(0, 12))
     def insert_below(self, end: tuple[Node, tuple[int, ...], str], extra: tuple[int, ...], cut: int) -> None:
         node, prompt, namespace = end
-        if prompt not in self.prompts[namespace]:
-            return
+        if prompt not in self.prompts[namespace] or live_node(node, len(prompt)).end < len(prompt):
+            return  # it was removed, and perhaps inserted anew with other nodes
         num_tokens = max(1, min(cut, len(prompt)))
         base = live_node(node, num_tokens)
         path = self.tree.insert_below(base, num_tokens, pack_tokens(extra))
@@ -80,8 +80,8 @@ class RadixTreeMachine(RuleBasedStateMachine):
     @rule(end=ends)
     def merge(self, end: tuple[Node, tuple[int, ...], str]) -> None:
         node, prompt, namespace = end
-        if prompt not in self.prompts[namespace]:
-            return
+        if prompt not in self.prompts[namespace] or live_node(node, len(prompt)).end < len(prompt):
+            return  # it was removed, and perhaps inserted anew with other nodes
         for candidate in live_node(node, len(prompt)).ancestors():
             if candidate.children is not None and len(candidate.children) == 1:
                 self.tree.merge(candidate)
