@@ -122,7 +122,8 @@ class App:
 
     def count(self, counted_as: str, status: int | None, model: str) -> None:
         """An answer is complete. `counted_as`: the path's label in metrics."""
-        self.bodies.collect()
+        if self.bodies.may_collect:
+            self.bodies.collect()
         self._serving.telemetry.responded(counted_as, status, model)
 
     async def _answer(self, method: str, client: PageClient) -> None:

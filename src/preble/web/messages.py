@@ -20,6 +20,7 @@ def _status_line(code: int) -> bytes:
 
 
 _STATUS_LINES = tuple(map(_status_line, range(1000)))
+_LINE = b"%b: %b\r\n".__mod__
 
 
 def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -30,7 +31,7 @@ def answer_head(status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     >>> answer_head(999, [])
     b'HTTP/1.1 999 \r\n\r\n'
     """
-    return b"".join([_STATUS_LINES[status], *[b"%b: %b\r\n" % header for header in headers], b"\r\n"])
+    return b"".join([_STATUS_LINES[status], *map(_LINE, headers), b"\r\n"])
 
 
 def by_name(headers: HeaderList) -> dict[bytes, bytes]:
@@ -55,7 +56,7 @@ def request_head(start: bytes, headers: Iterable[tuple[str, str]], body_bytes: i
     >>> request_head(b"GET / HTTP/1.1\r\nHost: a\r\n", [], None)
     b'GET / HTTP/1.1\r\nHost: a\r\n\r\n'
     """
-    lines = [f"{name}: {value}" for name, value in headers]
+    lines = [*map(": ".join, headers)]
     text = "\r\n".join([*lines, ""])
     if text.count("\n") + text.count("\r") != 2 * len(lines):
         raise ValueError("a header has a line break")

@@ -134,7 +134,8 @@ class PrefixIndex:
 
     def release(self, replica: int, leaf: Node) -> None:
         """A request whose prompt ends in `leaf`, or a `hold`, no longer uses it on the replica. O(depth)."""
-        self._prune_all(self.caches[replica].walk_up(leaf, ref_count=1, recent_uses=0))
+        if dropped := self.caches[replica].walk_up(leaf, ref_count=1, recent_uses=0):
+            self._prune_all(dropped)
 
     def forget_use(self, replica: int, leaf: Node) -> None:
         """A request whose prompt ends in `leaf` has left the window. O(depth)."""

@@ -15,13 +15,17 @@ _TIMES_ITS_OWN = 20
 
 
 class BodyMemoryBudget:
-    """The budget for the bodies that are arriving or being served. `most`: in bytes."""
+    """The budget for the bodies that are arriving or being served. `most`: in bytes.
+
+    `may_collect`: whether requests have given back so much that `collect` may have something to do.
+    """
 
     def __init__(self, most: int, *, retry_after_s: float) -> None:
         self.most = most
         self._retry_after_s = retry_after_s
         self.held = 0
         """Bytes taken now."""
+        self.may_collect = False
         self._given_back = self._failed = 0
         """Bytes that all requests, and those that failed, have given back since the last collection."""
         self._collect_at = 0.0
@@ -46,6 +50,7 @@ class BodyMemoryBudget:
         """A request that held `size` bytes has ended."""
         self._given_back += size
         self._failed += size * failed
+        self.may_collect = self._given_back > self.most // 8
 
     def collect(self) -> None:
         """Give memory back to the system if requests have given back much: an eighth of the budget.
@@ -54,13 +59,12 @@ class BodyMemoryBudget:
         full collections of a gateway such garbage would stay for long, so the garbage collector runs if failed requests
         have held as much. Takes a twentieth of the time at most.
         """
-        much = self.most // 8
-        if self._given_back <= much or (started := time.perf_counter()) < self._collect_at:
+        if (started := time.perf_counter()) < self._collect_at:
             return
-        if self._failed > much:
+        if self._failed > self.most // 8:
             self._failed = 0
             gc.collect()
-        self._given_back = 0
+        self._given_back, self.may_collect = 0, False
         return_freed_memory()
         ended = time.perf_counter()
         self._collect_at = ended + _TIMES_ITS_OWN * (ended - started)

@@ -70,14 +70,10 @@ _NOT_PASSED_BACK = frozenset(
 browsers must hear, which the gateway's own settings say."""
 
 
-def passed_back(headers: HeaderList) -> HeaderList:
-    """Return the replica's headers that are for the client."""
-    return [header for header in headers if header[0] not in _NOT_PASSED_BACK]
-
-
-def answer_headers(headers: HeaderList, placement: Placement) -> HeaderList:
-    """Return the headers of a replica's answer that are for the client, and those that name the placement."""
-    return passed_back(headers) + placement_headers([placement])
+def answer_headers(headers: HeaderList, *placements: Placement) -> HeaderList:
+    """Return the headers of a replica's answer that are for the client, and those that name its placements."""
+    ours = placement_headers(placements) if placements else []
+    return [header for header in headers if header[0] not in _NOT_PASSED_BACK] + ours
 
 
 _OF_THE_CONNECTION = frozenset(

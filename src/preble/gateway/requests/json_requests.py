@@ -88,10 +88,11 @@ class JsonRequest(Answering):
         super().__init__(connection, head)
         self.endpoint = endpoint
         self.under_way: set[Attempt] = set()
+        declared_bytes = head.declared_bytes
         self.memory = BodyShare(settings.bodies)
         self._settings = settings
         self._serving = settings.serving
-        self._body = LimitedBody(settings.limits.max_body_bytes, head.declared_bytes, self.memory)
+        self._body = LimitedBody(settings.limits.max_body_bytes, declared_bytes, self.memory)
 
     # READING
 
@@ -285,6 +286,8 @@ class JsonRequest(Answering):
         """Give back what the request has taken, answer if it has failed and has no answer yet, and count it. Once."""
         if self.state is RequestState.OVER:
             return
+        if self.state is RequestState.READING:
+            self._body.clear()
         self.state = RequestState.OVER
         self._late_at = inf
         self._relay = None  # it refers to this request: only a full collection would free the cycle
@@ -302,7 +305,6 @@ class JsonRequest(Answering):
                 self._fail(self._cause)
             elif error is not None:  # the server ends, or the client has gone
                 self.fail(STOPPING)
-            self._body.clear()
             self._cause = None
             self.memory.release(failed=error is not None)
             self._settings.application.count(self.endpoint.counted_as, self.status, self.model)

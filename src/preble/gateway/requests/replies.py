@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Raw
 
+from preble.core.types import Placement
 from preble.engines import AwaitedAnswer
-from preble.gateway.http.headers import answer_headers, passed_back
+from preble.gateway.http.headers import answer_headers
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.requests.attempt import Attempt
-from preble.prompts.endpoints import JSON_TYPE, ErrorForm, HeaderList, in_style
+from preble.prompts.endpoints import JSON_TYPE, ErrorForm, in_style
 
 if TYPE_CHECKING:
     from preble.gateway.requests.json_requests import JsonRequest
@@ -53,9 +54,9 @@ def is_json_object(body: bytes) -> bool:
     return True
 
 
-async def pass_on(client: PageClient, response: AwaitedAnswer, headers: HeaderList) -> None:
+async def pass_on(client: PageClient, response: AwaitedAnswer, *placements: Placement) -> None:
     """Answer with the replica's answer, as it comes. Raises: EngineGone, EngineTimeout."""
-    client.begin(response.status, [*passed_back(response.raw_headers), *headers])
+    client.begin(response.status, answer_headers(response.raw_headers, *placements))
     async for chunk in response.chunks():
         await client.write(chunk)
     client.end()

@@ -28,4 +28,4 @@ async def _pass_on(client: PageClient, serving: Intake, method: str, path: str) 
         raise UnknownResponse(f"no replica has a response with the id {response_id[:200]!r}")
     target = f"{path}?{client.head.query.decode('latin-1')}" if client.head.query else path
     async with serving.replicas.engine(holder).http.forward(method, target, {}) as response:
-        await pass_on(client, response, [])
+        await pass_on(client, response)

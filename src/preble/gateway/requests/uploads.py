@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from preble.config import GatewayConfig
 from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
 from preble.gateway.http.bodies import BodyShare
-from preble.gateway.http.headers import PassedHeaders, placement_headers
+from preble.gateway.http.headers import PassedHeaders
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.requests.relay import Placing
 from preble.gateway.requests.replies import pass_on
@@ -110,7 +110,7 @@ class Uploads:
     ) -> None:
         try:
             async with placed.engine.http.forward("POST", endpoint.path, headers, upload) as response:
-                await pass_on(client, response, placement_headers([placed.placement]))
+                await pass_on(client, response, placed.placement)
             placed.end(status=400 if endpoint.is_unsupported(response.status) else response.status)
         except BaseException as error:
             if upload.failure is not None:  # the client's, not the replica's

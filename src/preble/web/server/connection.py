@@ -286,11 +286,14 @@ class ClientConnection(asyncio.Protocol):
             if self._waiting:  # what has come is served before more is read
                 self._begin_soon(self._waiting.popleft())
             else:
-                self.resume_reading()
+                if self._is_read_paused:
+                    self.resume_reading()
                 self._idle_until = self.loop.time() + self.keep_alive_s
         if self._has_ended and not self._is_answering():
             self.transport.close()
-        self._expect_progress()
+        self._send_by = inf
+        if self.transport.get_write_buffer_size():
+            self._expect_progress()
 
     def pause_reading(self) -> None:
         """Read nothing more for now."""
