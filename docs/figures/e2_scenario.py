@@ -206,7 +206,7 @@ class Cluster:
     def _snapshot_node(self, node: Node, match: Match) -> TreeNode:
         index = self.scheduler._cluster.index
         caches = {r: index.caches[i] for i, r in enumerate(REPLICAS)}
-        entries = {r: entry for r, cache in caches.items() if (entry := cache.get(node)) is not None}
+        entries = {r: entry for r, cache in caches.items() if (entry := cache.entries.get(node)) is not None}
         return TreeNode(
             node.start,
             _parts_of(node),
