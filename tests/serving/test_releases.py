@@ -42,7 +42,7 @@ def assert_released(serving: Serving, replica: str) -> None:
     assert placements.in_flight == {} == serving.recent._open
     assert serving.scheduler.snapshot().replicas[ReplicaId(replica)].num_requests == 0
     assert placements.ejection._replicas[ReplicaId(replica)].running == {}
-    assert serving._turns.admission._running == {}
+    assert serving._turns.admission.running == {}
     serving.scheduler.check()
 
 

@@ -32,7 +32,7 @@ def gateway_page(
 
     status, body = ask(url, api_key, post=post, timeout_s=timeout_s)
     if status >= 400:
-        message = said(body, "error", "message")
+        message = text_at(body, "error", "message")
         if status in (401, 403):
             raise ConfigError(f"{url}: {message or 'a key is needed'}; give --api-key")
         hint = f"; {_DOUBT}" if status in (404, 405) or not message else ""
@@ -62,7 +62,7 @@ def ask(url: str, api_key: str | None = None, *, post: bool = False, timeout_s: 
         raise ConfigError(f"nothing answers at {url}: {hint}") from error
 
 
-def said(body: bytes, *names: str) -> str | None:
+def text_at(body: bytes, *names: str) -> str | None:
     """Return the text below these names in a page, one in the other; None if it is not there."""
     try:
         return str(reduce(getitem, names, json.loads(body)))

@@ -101,7 +101,7 @@ class Promises:
         """By replica and request: seconds that each further token may take, where that was promised."""
 
     def placed(self, entry: InFlightRequest, predicted_ttft_s: float, predicted_tpot_s: float) -> float | None:
-        """A request is in flight, with these predictions; `predicted_tpot_s` is 0 if nobody has asked.
+        """Note a request in flight, with these predictions; `predicted_tpot_s` is 0 if nobody has asked.
 
         Return the time within which a first token comes that is predicted so, in 98 of 100 cases by the last outcomes;
         None while too few are known.
