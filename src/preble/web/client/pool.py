@@ -208,7 +208,9 @@ class _Connection(asyncio.Protocol):
     def send(self, exchange: Exchange) -> None:
         self.exchange = exchange
         self._reader.expect()
-        self.transport.writelines(exchange.request)
+        # Not `writelines`: in Python 3.12 and 3.13.0 an empty part stays in its buffer, and the connection never ends.
+        for part in exchange.request:
+            self.transport.write(part)
 
     def data_received(self, data: bytes) -> None:
         exchange, reader = self.exchange, self._reader
