@@ -7,7 +7,7 @@ import os
 import click
 
 from preble.cli.failure import CommandFailure
-from preble.cli.gateway_pages import ask, said
+from preble.cli.gateway_pages import ask, text_at
 from preble.cli.options import HTTP_URL, option
 from preble.errors import ConfigError
 
@@ -45,5 +45,5 @@ def command(url: str) -> None:
     except ConfigError as error:  # status 2 means something else to Docker
         raise CommandFailure(str(error)) from error
     if status != 200:
-        raise CommandFailure(f"{url} is not ready: {said(body, 'status') or f'status {status}'}")
+        raise CommandFailure(f"{url} is not ready: {text_at(body, 'status') or f'status {status}'}")
     click.echo(f"{url} is ready")
