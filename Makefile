@@ -43,6 +43,7 @@ COMPILING := $(PATIENTLY) --log $(NATIVE)/install.log
 # Which engine `make demo` uses: vllm (two real replicas on the CPU) or emulator (four emulated ones).
 ENGINE ?= vllm
 DEMO_OUT ?= build/demo
+NOTEBOOK := docs/howto/from-python.ipynb
 PYTEST_ARGS ?=
 # The ends of the ranges in pyproject.toml, as uv resolves them.
 ENDS ?= lowest-direct highest
@@ -53,7 +54,7 @@ ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
 
-.PHONY: help demo test test-fast test-light test-kubernetes test-native test-wheels test-dependencies chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints reference clean distclean
+.PHONY: help demo test test-fast test-light test-kubernetes test-native test-wheels test-dependencies chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints notebook reference clean distclean
 .PHONY: environments checks compiled-wheel
 
 help: ## Show the verbs
@@ -206,6 +207,16 @@ reference: $(DEV) ## Write what is generated: pages of commands, settings, metri
 	@$(BIN)/python dev/settings_page.py
 	@$(BIN)/python dev/files_page.py
 	@$(BIN)/python dev/monitoring/generate.py
+
+# Jupyter has an environment of its own: nobody but the writer of a notebook needs it.
+notebook: | $(BIN)/python ## Run the notebook of docs/howto, and keep what it prints and draws
+	@rm -rf build/notebook && $(PYTHON) -m venv build/notebook
+	@$(PATIENTLY) --log build/notebook.log "installing Jupyter" build/notebook/bin/python $(PIP) install -c $(CONSTRAINTS) \
+		-e '.[plot]' nbconvert ipykernel
+	@cp $(NOTEBOOK) build/notebook/run.ipynb
+	@build/notebook/bin/jupyter nbconvert --log-level ERROR --to notebook --execute --inplace \
+		--ExecutePreprocessor.record_timing=False build/notebook/run.ipynb
+	@mv build/notebook/run.ipynb $(NOTEBOOK)
 
 bench: $(DEV) native ## The micro-benchmarks and the bound of preble against least load, on the compiled core
 	@for f in benchmarks/micro/*.py benchmarks/repro/bound.py; do echo "== $$f"; $(NATIVE)/bin/python "$$f"; done

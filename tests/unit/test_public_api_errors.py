@@ -75,3 +75,9 @@ def test_a_scheduler_shows_what_it_is() -> None:
     scheduler.add_replica(ReplicaSpec(ReplicaId("a")), 0.0)
     scheduler.place(Request.of("r", [1, 2, 3]), 0.0)
     assert repr(scheduler) == "<GlobalScheduler 'least_load': 1 replicas, 1 requests in flight>"
+
+
+def test_a_trace_written_with_swapped_arguments_says_their_order(tmp_path: Path) -> None:
+    swapped: Any = (preble.Workload("mine", ()), tmp_path / "mine.jsonl")
+    with pytest.raises(TypeError, match="write_trace takes a Path and a Workload, in this order; it got Workload, "):
+        preble.write_trace(*swapped)

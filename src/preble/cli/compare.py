@@ -162,7 +162,7 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
     the highest rate that keeps the SLO in the long run: neither queues nor misses grow.
 
-    Without options it takes about a minute on two cores, with one seed. Several seeds say how sure the ranking is. The
+    Without options it takes a few minutes on two cores, with one seed. Several seeds say how sure the ranking is. The
     same command goes on where it was interrupted, and policies, workloads, rates and seeds can be added.
 
     \b

@@ -91,8 +91,11 @@ def write_trace(path: Path, workload: Workload) -> None:
 
     Of made-up tokens only the number is written, so that a trace of lengths stays small.
 
-    Raises: OSError. ValueError: two different segments have the same id.
+    Raises: OSError. ValueError: two different segments have the same id. TypeError: swapped arguments.
     """
+    if not isinstance(workload, Workload):
+        given = f"{type(path).__name__}, {type(workload).__name__}"
+        raise TypeError(f"write_trace takes a Path and a Workload, in this order; it got {given}")
     encode = msgspec.json.Encoder().encode
     with _open_to_write(path) as out:
         for line in _lines(workload):
