@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import cpu_engines
 import msgspec
 from cpu_engines import ENGINES, NUMBERS, ROOT, EngineName, Measured, latency_s
+from made_by import note
 from page import filled, markdown
 
 from preble.lab.profiling import fit_profile
@@ -175,6 +176,7 @@ def keep(backend: Backend) -> None:
     others = [one for one in (known_results() if PATH.exists() else []) if one.engine != backend.engine]
     ordered = sorted([*others, backend], key=lambda one: list(TITLES).index(one.engine))
     PATH.write_bytes(msgspec.json.format(msgspec.json.encode(ordered)))
+    note("backends")
 
 
 def main() -> None:

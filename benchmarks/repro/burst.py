@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+from made_by import note
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -194,6 +195,7 @@ def main() -> None:
     if "--draw" not in sys.argv[1:]:
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_bytes(msgspec.json.encode(run_all()))
+        note("burst")
     runs = msgspec.json.decode(RESULTS.read_bytes(), type=list[Run])
     print(table(runs))
     FIGURE.parent.mkdir(parents=True, exist_ok=True)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import cpu_engines
 import msgspec
 from cpu_engines import ENGINES, NUMBERS, ROOT, EngineName, Measured, latency_s
+from made_by import note
 from page import filled, markdown
 
 from preble.core.costs.model import CostModel, CostProfile
@@ -454,6 +455,8 @@ def main() -> None:
         ]
     if not options.quick:
         PATH.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+        if not options.draw:
+            note("fidelity")
         show(results)
     print(*tables(results).values(), sep="\n")
 

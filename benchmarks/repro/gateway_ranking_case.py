@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 import msgspec
+from made_by import note
 
 from preble.lab.metrics import Summary
 from preble.lab.workloads import WorkloadPlan
@@ -101,6 +102,7 @@ class Results(msgspec.Struct):
         whole = RESULTS.with_suffix(".part")
         whole.write_bytes(msgspec.json.encode(self))
         whole.replace(RESULTS)
+        note("gateway_ranking")
 
     def _of(self, workload: str, policy: str) -> Sequence[Run]:
         return [run for run in self.runs if (run.plan, run.policy) == (WORKLOADS[workload], policy)]

@@ -24,7 +24,6 @@ out, halved or evened is, as long as the case stays lost. The same numbers give 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -34,7 +33,7 @@ from statistics import fmean, median
 
 import msgspec
 from hard_family import NAMED, PROFILE, Case, drawn
-from made_by import policy_digest
+from made_by import commit, policy_digest
 from page import filled, markdown
 
 from preble.core.policies.policy import Policy
@@ -49,6 +48,8 @@ from preble.lab.workloads import Workload
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "hard_cases.json"
+UNSEEN = ROOT / "benchmarks" / "results" / "hard_cases.unseen.json"
+"""Drawn cases that nobody has looked at: no policy was chosen on them. `--draw` continues it with `--into`."""
 PAGE = ROOT / "docs" / "evaluation.md"
 FIRST = ("preble", "least_load", "sticky_until_saturated", "slim_router", "lmetric", "llmd_blend", "dynamo_kv")
 """The rules that are best most often play first, so that the others' runs end early."""
@@ -269,18 +270,13 @@ def read_result(path: Path) -> Result:
 
 
 def _write(result: Result, path: Path) -> None:
-    result.commit = _commit()
+    result.commit = commit()
     lines = b",\n  ".join(msgspec.json.encode(one) for one in result.outcomes)
     worst = b",\n  ".join(msgspec.json.encode(one) for one in result.worst)
     text = b'{\n "commit": %s,\n "outcomes": [\n  %s\n ],\n "worst": [\n  %s\n ]\n}\n'
     new = path.with_suffix(".new")
     new.write_bytes(text % (msgspec.json.encode(result.commit), lines, worst))
     new.replace(path)
-
-
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -345,14 +341,20 @@ def _closer(of: Outcome) -> Kept:
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
-def tables(result: Result) -> dict[str, str]:
-    """Return the page's tables by the name of their markers."""
-    spread = []
+def spread(result: Result) -> str:
+    """Return how the ratios of the drawn cases are distributed, as Markdown."""
+    rows = []
     for label, number in NUMBERS.items():
         for rule in (None, "least_load"):
             ratios = [one.ratio(number, rule) for one in result.drawn()]
             cells = [f"{value:.2f}" for value in (percentile(ratios, 5), median(ratios), percentile(ratios, 95))]
-            spread.append([f"{label} over {'the best other rule' if rule is None else 'least load'}", *cells])
+            rows.append([f"{label} over {'the best other rule' if rule is None else 'least load'}", *cells])
+    caption = f"{len(result.drawn())} cases; policy {', '.join(sorted(result.policies()))}, made on {result.commit}."
+    return markdown(Table(("", "5 % are below", "half", "95 %"), rows, caption))
+
+
+def tables(result: Result) -> dict[str, str]:
+    """Return the page's tables by the name of their markers."""
     lost = [
         [one.case, f"{one.ratio('e2e_s'):.2f}", f"{one.ratio('e2e_s', 'least_load'):.2f}", one.best()]
         for one in sorted(result.drawn(), key=lambda one: -one.worst())
@@ -367,11 +369,11 @@ def tables(result: Result) -> dict[str, str]:
         if found := result.named(name):
             cells = [f"{fmean(one.ratio(number) for one in found):.2f}" for number in NUMBERS.values()]
             named.append([name, *cells, f"{fmean(one.ratio('e2e_s', 'least_load') for one in found):.2f}"])
-    caption = f"{len(result.drawn())} cases; policy {', '.join(sorted(result.policies()))}, made on {result.commit}."
     over = "mean E2E over the best other rule"
     return {
         "value:hard-rules": str(len(RULES) - 1),
-        "hard-spread": markdown(Table(("", "5 % are below", "half", "95 %"), spread, caption)),
+        "hard-spread": spread(result),
+        "hard-unseen": spread(read_result(UNSEEN)),
         "hard-lost": markdown(Table(("case", over, "over least load", "best other rule"), lost, "One seed a case.")),
         "hard-worst": markdown(Table(("case", "drawn", "with three other seeds", "best other rule"), again)),
         "hard-named": markdown(

@@ -18,6 +18,7 @@ from math import nan
 from pathlib import Path
 
 import msgspec
+from made_by import note
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -259,6 +260,7 @@ def main() -> None:
             results.append(run(arm))
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_bytes(msgspec.json.encode(results))
+        note("hot_prefix")
     results = msgspec.json.decode(RESULTS.read_bytes(), type=list[ArmResult])
     print(table(results))
     FIGURE.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Which `preble` made the kept results: a digest of what the policy decides, and the day.
+"""Which policy made the kept results: a digest of what it decides, the commit and the day.
 
-    python benchmarks/repro/made_by.py            # say on the pages which results are of an earlier policy
+    python benchmarks/repro/made_by.py            # list results of an earlier policy, and say so on the pages
     python benchmarks/repro/made_by.py grid       # note that today's policy made these
 
 Scripts that keep a result note it themselves. Kept: benchmarks/results/made_by.json.
@@ -8,22 +8,48 @@ Scripts that keep a result note it themselves. Kept: benchmarks/results/made_by.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from page import fill
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "results" / "made_by.json"
-DECISIONS = tuple(ROOT / "tests" / "golden" / f"simulation.preble{name}.jsonl" for name in ("", ".lengths"))
-"""What `preble` decides in two small runs, as tests keep it: two policies that decide alike are one."""
+DECISIONS = ROOT / "tests" / "golden"
+"""What policies decide in small runs, as tests keep it: two policies that decide alike are one."""
+E2 = ("burst", "hot_prefix", "paper_steps")
+"""Results of the paper's policy; all others are of `preble`."""
+DEAR = MappingProxyType(
+    {
+        "backends": "ten minutes of a machine that does nothing else, with engines",
+        "fidelity": "eight minutes of a machine that does nothing else, with engines",
+        "gains": "an hour",
+        "gateway_ranking": "half an hour of a machine that does nothing else",
+        "gateways": "an hour",
+        "grid": "some hours",
+        "held_out": "some hours",
+        "policy_steps": "half an hour",
+        "real_check": "an hour of a machine that does nothing else, with engines",
+    }
+)
+"""Results that a change of the policy may leave as they are, as long as their pages say so, and how long they take."""
 PAGES = (
     *(
         ROOT / "docs" / name
-        for name in ("evaluation.md", "concepts/scale.md", "concepts/copies.md", "howto/compare-policies.md")
+        for name in (
+            "evaluation.md",
+            "fidelity.md",
+            "concepts/copies.md",
+            "concepts/rebalancing.md",
+            "concepts/scale.md",
+            "howto/compare-policies.md",
+            "howto/targets.md",
+        )
     ),
     ROOT / "docs" / "decisions" / "0008-the-policy-preble.md",
     ROOT / "benchmarks" / "EVALUATION.md",
@@ -31,15 +57,28 @@ PAGES = (
 
 
 class Maker(msgspec.Struct, frozen=True):
-    """The digest of the policy that made a result, and when."""
+    """The digest of the policy that made a result, the commit that the code was of, and when."""
 
     policy: str
+    commit: str
     day: date
 
 
-def policy_digest() -> str:
-    """Return a digest of what `preble` decides today."""
-    return sha256(b"".join(path.read_bytes() for path in DECISIONS)).hexdigest()[:12]
+def policy_of(result: str) -> str:
+    """Return the name of the policy whose digest the result has."""
+    return "e2" if result in E2 else "preble"
+
+
+def policy_digest(policy: str = "preble") -> str:
+    """Return a digest of what the policy decides today."""
+    paths = (DECISIONS / f"simulation.{policy}{name}.jsonl" for name in ("", ".lengths"))
+    return sha256(b"".join(path.read_bytes() for path in paths if path.exists())).hexdigest()[:12]
+
+
+def commit() -> str:
+    """Return the commit that the code is of, with `-dirty` where it is not quite."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def makers() -> dict[str, Maker]:
@@ -49,18 +88,24 @@ def makers() -> dict[str, Maker]:
 
 def note(*names: str) -> None:
     """Keep that today's policy made these results."""
-    today = Maker(policy_digest(), datetime.now(UTC).date())
-    found = makers() | dict.fromkeys(names, today)
+    code, day = commit(), datetime.now(UTC).date()
+    found = makers() | {name: Maker(policy_digest(policy_of(name)), code, day) for name in names}
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=1) + b"\n")
+
+
+def old() -> dict[str, Maker]:
+    """Return the results that another policy than today's made."""
+    return {name: maker for name, maker in makers().items() if maker.policy != policy_digest(policy_of(name))}
 
 
 def values() -> dict[str, str]:
     """Return for each result whose policy it is of, as a part of a sentence."""
-    today = policy_digest()
+    earlier = old()
     return {
-        f"value:policy-{name}": "today's `preble`"
-        if maker.policy == today
-        else f"the `preble` of {maker.day.day} {maker.day:%B %Y}, not today's"
+        f"value:policy-{name}": f"the `{policy_of(name)}` of {maker.day.day} {maker.day:%B %Y} ({maker.commit}), "
+        "not today's"
+        if name in earlier
+        else f"today's `{policy_of(name)}`"
         for name, maker in makers().items()
     }
 
@@ -68,3 +113,5 @@ def values() -> dict[str, str]:
 if __name__ == "__main__":
     note(*sys.argv[1:])
     fill(PAGES, values())
+    for name, maker in old().items():
+        print(f"{name}: of {maker.day}, {maker.commit}; anew: {DEAR.get(name, 'minutes')}")

@@ -26,6 +26,7 @@ from statistics import mean
 from typing import Any
 
 import msgspec
+from made_by import note
 from page import fill
 
 from preble.core.admission.admission import FairAdmission
@@ -241,6 +242,7 @@ def main() -> None:
                 print(f"\r{number} of {len(missing)}", end="", file=sys.stderr, flush=True)
         runs.sort(key=lambda one: cases().index(one.case))
         RESULT.write_bytes(msgspec.json.format(msgspec.json.encode(runs), indent=1) + b"\n")
+        note("targets")
     fill([PAGE], values(kept_runs()))
 
 

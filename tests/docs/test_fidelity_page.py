@@ -30,7 +30,9 @@ def test_the_tables_of_the_page_are_those_of_the_kept_results(shown: ModuleType)
 def test_the_values_of_the_page_are_those_of_the_kept_results() -> None:
     page = PAGE.read_text(encoding="utf-8")
     shown = [script(f"benchmarks/repro/{name}.py") for name in ("fidelity", "backends")]
-    made = {name: text for one in shown for name, text in one.values(one.known_results()).items()}
+    made = script("benchmarks/repro/made_by.py").values()
+    made = {f"value:policy-{name}": made[f"value:policy-{name}"] for name in ("fidelity", "backends")}
+    made |= {name: text for one in shown for name, text in one.values(one.known_results()).items()}
     pages = script("benchmarks/repro/page.py")
     assert sorted(made) == sorted(name for name in pages.names(page) if ":" in name)
     assert pages.filled(page, made) == page, "fill it in: benchmarks/repro/fidelity.py --draw, backends.py --draw"
