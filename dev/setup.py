@@ -89,6 +89,13 @@ SERVERS: dict[str, Recipe] = {
         lock=HERE / "environments" / "guidellm.lock",
         python=(3, 11),
     ),
+    "nixl": Wheels(
+        "nixl",
+        ("python", "-c", "import importlib.util as u; assert u.find_spec('nixl') and u.find_spec('nixl_cu12')"),
+        "250 MB",
+        lock=HERE / "environments" / "nixl.lock",
+        python=(3, 11),
+    ),
     "node-clients": NodePackages(
         "node-clients",
         ("node", "--version"),

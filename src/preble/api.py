@@ -67,6 +67,7 @@ from preble.core.types.events import SchedulerEvent as SchedulerEvent
 from preble.core.types.events import SchedulerListener as SchedulerListener
 from preble.core.types.events import Stored as Stored
 from preble.core.types.events import TimerEvent as TimerEvent
+from preble.core.types.events import TransfersAllowed as TransfersAllowed
 from preble.core.types.events import TrustChanged as TrustChanged
 from preble.core.types.life import Ended as Ended
 from preble.core.types.life import FirstToken as FirstToken

@@ -8,8 +8,6 @@ import platform
 import signal
 import socket
 import sys
-from dataclasses import replace
-from pathlib import Path
 from unittest.mock import Mock
 
 import aiohttp
@@ -20,7 +18,6 @@ from gateway.fakes import gated_stream, replicas
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.errors import ConfigError
 from preble.gateway.server import serving, tell_of_listening
-from preble.profiles import load_profile, profile_json
 from preble.serving.scheduler_setup import build_scheduler
 from support.waiting import PATIENCE_S
 
@@ -136,13 +133,6 @@ def test_an_unknown_policy_or_profile_is_a_clear_error() -> None:
         build_scheduler(GatewayConfig(policy="e3"))
     with pytest.raises(ConfigError, match="no-such-gpu"):
         build_scheduler(GatewayConfig(profile="no-such-gpu"))
-
-
-def test_a_profile_with_a_link_is_refused_since_no_gateway_copies_kv(tmp_path: Path) -> None:
-    file = tmp_path / "linked.json"
-    file.write_text(profile_json(replace(load_profile("tiny-cpu"), link_bytes_per_s=1e9)))
-    with pytest.raises(ConfigError, match="link_bytes_per_s"):
-        build_scheduler(GatewayConfig(profile=str(file)))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's threshold")

@@ -29,7 +29,8 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
 
     It compares the token ids of a text, of special characters, of a chat and of a chat with tools, and the answers to
     texts with those to their token ids. It sends a prompt of a few blocks twice, and compares the tokens that the
-    replica reports as cached, and its KV events, with the prediction.
+    replica reports as cached, and its KV events, with the prediction. Where
+    replicas copy KV from each other, it compares the answers after a copy.
 
     Exit status 1 if anything differs; docs/howto/parity.md says what to do then.
 

@@ -29,6 +29,7 @@ from preble.logs import configure_logging
 @option("--image-tokens", "Tokens of each image, video or sound in a chat.", POSITIVE, default=64)
 @option("--host-tokens", "KV that it keeps on its host, too.", click.IntRange(min=0), default=0)
 @option("--store", "Where it shares KV with other emulated replicas.  [default: nowhere]", metavar="FOLDER")
+@option("--p2p", "Copy KV from other emulated replicas, as vLLM's p2p tier does.", is_flag=True)
 @option("--block-size", "Tokens of a KV block.", POSITIVE, default=16)
 @option("--metrics-block-size", "Block size that its metrics report.  [default: its own]", POSITIVE)
 @option("--replay-batches", "Batches of KV events kept for replay.", POSITIVE, default=10_000)

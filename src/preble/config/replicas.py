@@ -25,6 +25,9 @@ class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kv_store: str = ""
     """A name for the store in which it shares KV blocks, the same for all replicas on that store. Why: replicas do not
     say which store they use."""
+    kv_peer: str | None = None
+    """`HOST:PORT` of its p2p tier, from which other replicas copy KV. Why: vLLM says it in its development mode only;
+    docs/howto/copies.md."""
 
 
 class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):

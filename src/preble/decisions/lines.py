@@ -46,6 +46,7 @@ from preble.core.types.events import (
     SchedulerEvent,
     Stored,
     TimerEvent,
+    TransfersAllowed,
     TrustChanged,
 )
 from preble.core.types.life import Ended, FirstToken, Moved, TransferFailed, Transferred
@@ -258,6 +259,13 @@ class TrustLine(_Event, frozen=True, tag="trust"):
     trusted: bool
 
 
+class TransfersLine(_Event, frozen=True, tag="transfers"):
+    """Whether the replica takes part in new transfers from now on."""
+
+    replica: str
+    allowed: bool
+
+
 class TimerLine(_Event, frozen=True, tag="timer"):
     pass
 
@@ -287,6 +295,7 @@ Event = (
     | AddReplicaLine
     | RemoveReplicaLine
     | TrustLine
+    | TransfersLine
     | TimerLine
 )
 Line = Header | Event | DroppedLine | FullLine
@@ -339,6 +348,8 @@ def line_of(names: LogNames, now: float, event: SchedulerEvent) -> Event:
             return RemoveReplicaLine(t=now, replica=replica)
         case TrustChanged(replica, trusted):
             return TrustLine(t=now, replica=replica, trusted=trusted)
+        case TransfersAllowed(replica, allowed):
+            return TransfersLine(t=now, replica=replica, allowed=allowed)
         case TimerEvent():
             return TimerLine(t=now)
     return _evicted_line(names, now, event)

@@ -14,6 +14,7 @@ from preble.emulator.engine import EmulatedEngine
 from preble.emulator.events import KvEventPublisher, event_source
 from preble.emulator.generating import Generating, Models
 from preble.emulator.metrics import MetricsPage
+from preble.emulator.peers import BLOCKS_PATH
 from preble.emulator.placeholders import EmulatedMedia
 from preble.emulator.protocol import AdapterBody, DetokenizeBody, TokenizeBody, decode_body
 from preble.emulator.tokenizer import EmulatedTokenizer
@@ -72,6 +73,8 @@ class EmulatorApp:
             ("GET", "/metrics"): self._show_metrics,
             ("GET", "/kv_event_sources"): self._kv_event_sources,
             ("GET", "/version"): self._version,
+            ("GET", "/server_info"): self._server_info,
+            ("GET", BLOCKS_PATH): self._kv_blocks,
         }
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> EmulatorRequest:
@@ -155,3 +158,13 @@ class EmulatorApp:
 
     async def _version(self, exchange: EmulatorRequest) -> None:
         await exchange.json({"version": f"{preble.__version__}+preble-emulator"})
+
+    async def _server_info(self, exchange: EmulatorRequest) -> None:
+        """Say that the p2p tier is where this request has come to."""
+        host, _, port = exchange.headers[b"host"].decode("latin-1").rpartition(":")
+        tiers = [{"type": "p2p", "host": host, "port": int(port)}] if self._engines[0].peers is not None else []
+        transfer = {"kv_connector_extra_config": {"secondary_tiers": tiers}}
+        await exchange.json({"vllm_config": {"kv_transfer_config": transfer}})
+
+    async def _kv_blocks(self, exchange: EmulatorRequest) -> None:
+        await exchange.json(sorted(self._engines[0].cached_hashes()))

@@ -21,7 +21,8 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `metrics_block_size`: what its metrics say of its block size, None for the truth.
     `data_parallel_size`: ranks, each with a cache, events (at the port plus its number) and a queue of its own.
     `host_tokens`: of KV that its host's memory keeps too. `store`: folder in which it shares KV with other replicas,
-    None for none. Loading takes the profile's time. `replay_batches`: of KV events that can be asked for again.
+    None for none. Loading takes the profile's time. `p2p`: it copies KV from others that do, as vLLM's p2p tier does.
+    `replay_batches`: of KV events that can be asked for again.
     `drops_last_block`: computes the last block that it finds cached, as with speculative decoding. `said_events_port`:
     where it says that its KV events are, None for the truth.
     `image_tokens`: what each image, video or sound in a chat counts.
@@ -46,6 +47,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     image_tokens: int = 64
     host_tokens: int = 0
     store: str | None = None
+    p2p: bool = False
     replay_batches: int = 10_000
     drops_last_block: bool = False
     said_events_port: int | None = None

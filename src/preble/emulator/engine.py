@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import count, cycle, islice
+from math import inf
 from pathlib import Path
 from zlib import crc32
 
@@ -16,16 +17,18 @@ from preble.core.replica.sequence import Finished
 from preble.core.types import TOKEN_BYTES, BlockHash, PackedTokens, ReplicaId, Request, RequestId, Tier, pack_tokens
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.events import KvEventPublisher
+from preble.emulator.peers import KvSource, PeerTier, SharedId, num_cached_blocks
 from preble.emulator.tiers import EmulatedTiers
 from preble.emulator.tokenizer import EmulatedTokenizer
-from preble.errors import PromptTooLong
+from preble.errors import PromptTooLong, RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One sequence to generate. `seed` shifts the text, so that several answers to one prompt differ.
 
-    `output`: what it says instead, as token ids and the text of each; at least `output_tokens` of them.
+    `copied`: blocks that another replica has sent for it. `output`: what it says instead, as token ids and the text of
+    each; at least `output_tokens` of them.
     """
 
     tokens: PackedTokens
@@ -33,6 +36,7 @@ class Prompt:
     seed: int = 0
     namespace: str = ""
     output: tuple[Sequence[int], Sequence[str]] | None = None
+    copied: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class EmulatedEngine:
         self._tiers = EmulatedTiers(
             config.host_tokens // config.block_size, Path(config.store) if config.store else None
         )
+        self.peers = PeerTier() if config.p2p else None
+        self._death: Exception | None = None
+        self.copied_tokens = 0
+        """Prompt tokens that other replicas have sent."""
         self._loading_s = 0.0
         """What the next iteration takes longer, because KV is loaded for it."""
         self._live: dict[RequestId, _Live] = {}
@@ -154,6 +162,24 @@ class EmulatedEngine:
                 if self._live.pop(request_id, None) is not None:
                     self._scheduler.abort(request_id)
 
+    @asynccontextmanager
+    async def copying(self, source: KvSource | None, prompts: Sequence[Prompt]) -> AsyncIterator[Sequence[Prompt]]:
+        """Wait for what `source` sends of these prompts, and give the prompts with it. Stay inside while they run."""
+        if source is None or self.peers is None:
+            yield prompts
+            return
+        try:
+            with self.peers.using(source, [prompt.tokens for prompt in prompts]):
+                blocks, one = await self.peers.blocks(source), prompts[0]
+                come = num_cached_blocks(one.tokens, one.namespace, self.block_size, blocks) * self.block_size
+                link_s = self._cost_model.link_s(come)
+                await asyncio.sleep(0.0 if link_s == inf else link_s / self._speed)
+                yield [replace(prompt, copied=blocks) for prompt in prompts]
+        except SharedId as death:
+            self._death = death
+            self._wake.set()
+            raise RequestError("the engine has died") from death
+
     def _require_fit(self, prompt: Prompt) -> None:
         num_prompt = len(prompt.tokens) // TOKEN_BYTES
         if num_prompt + prompt.output_tokens > self.max_model_len:
@@ -168,6 +194,7 @@ class EmulatedEngine:
         """
         request_id = RequestId(str(next(self._ids)))
         request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
+        self.copied_tokens += self.block_size * len(self._scheduler.load(request, prompt.copied))
         self._loading_s += sum(map(self._load_s, self._scheduler.load(request, self._tiers)))
         ids, pieces = prompt.output or (self._output_ids, self._output_pieces)
         place = 0 if prompt.output else (crc32(prompt.tokens) + prompt.seed) % len(ids)
@@ -187,6 +214,8 @@ class EmulatedEngine:
         loop = asyncio.get_running_loop()
         deadline = loop.time()
         while True:
+            if self._death is not None:
+                raise self._death
             batch = self._scheduler.next_batch(loop.time())
             if batch is None:
                 self._wake.clear()

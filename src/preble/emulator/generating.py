@@ -235,7 +235,19 @@ class Generating:
             logprobs=body.num_logprobs,
             include_usage=body.includes_usage,
         )
-        with self._chosen(exchange).generate(prompts) as generation:
+        engine = self._chosen(exchange)
+        async with engine.copying(body.kv_source, prompts) as given:
+            return await self._answer(engine, given, body, answer, exchange)
+
+    @staticmethod
+    async def _answer(
+        engine: EmulatedEngine,
+        prompts: Sequence[Prompt],
+        body: EmulatedCompletion | EmulatedChat,
+        answer: Answer,
+        exchange: EmulatorRequest,
+    ) -> Any:
+        with engine.generate(prompts) as generation:
             if body.stream:
                 with exchange.unless_gone():
                     await exchange.stream(answer.events(generation))

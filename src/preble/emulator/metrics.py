@@ -50,6 +50,9 @@ class MetricsPage(Collector):
             family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             yield self._of_each(family, _of_stats(counter))
         yield self._cache_config()
+        if self._engines[0].peers is not None:
+            family = CounterMetricFamily("vllm:kv_offload_tiering_chunk_hits", "Chunks copied.", labels=_LABELS)
+            yield self._of_each(family, lambda e: e.copied_tokens // e.block_size)
 
     def _of_each(self, family: Family, value: Callable[[EmulatedEngine], float]) -> Family:
         for rank, engine in enumerate(self._engines):

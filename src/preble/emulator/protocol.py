@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import PackedTokens
+from preble.emulator.peers import KvSource, KvTransfer
 from preble.errors import RequestError
 from preble.prompts.endpoints import bodies
 from preble.prompts.endpoints.checked import has_value
@@ -42,12 +43,18 @@ class _GenerationBody(_Checked, kw_only=True):
     stream: bool | None = None
     stream_options: bodies.StreamOptions | None = None
     cache_salt: str | None = None
+    kv_transfer_params: KvTransfer | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 
     @property
     def num_choices(self) -> int:
         return self.n or 1
+
+    @property
+    def kv_source(self) -> KvSource | None:
+        """From where its KV is to be copied."""
+        return None if self.kv_transfer_params is None else self.kv_transfer_params.remote_kv_source
 
     @property
     def includes_usage(self) -> bool:

@@ -98,6 +98,10 @@ class Engine(ABC):
     """What it was started with, where a probe has learned it."""
     adapters: tuple[str, ...] = ()
     """Model adapters that the server is known to have loaded. Set by whoever keeps the live replicas."""
+    kv_peer: str | None = None
+    """`HOST:PORT` from which others copy its KV, where a probe has found that it offers that."""
+    given_kv_peer: str | None = None
+    """The same where the operator says it."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
 

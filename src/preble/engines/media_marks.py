@@ -21,7 +21,9 @@ STAND_IN = "\uf8fe"
 """In a text in the place of a medium. For private use: nobody writes it, and no tokenizer merges it with others."""
 
 _TEXTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
-_FIRST_MARK = 2**31
+FIRST_MARK = 2**31
+"""No engine has a token of such an id."""
+
 _LONGEST_LEAD_IN = 4
 """Tokens of a part before its run, such as "image begins": the most that a model we know of has."""
 _PNG_START, _PNG_COLOR_TYPE_AT, _PNG_RGB = b"\x89PNG\r\n\x1a\n", 25, 2
@@ -39,7 +41,7 @@ def mark_of(identifier: str) -> int:
     (True, False, True)
     """
     digest = blake2b(identifier.encode(errors="surrogatepass"), digest_size=4).digest()
-    return _FIRST_MARK | int.from_bytes(digest)
+    return FIRST_MARK | int.from_bytes(digest)
 
 
 def run_start(token_ids: Sequence[int], offset: int) -> int:

@@ -40,12 +40,13 @@ def connect(
     timeouts: HttpTimeouts | None = None,
     kv_events: KvEventEndpoints | None = None,
     kv_store: str = "",
+    kv_peer: str | None = None,
 ) -> EngineServer:
     """Return the server at `url`. Opens no connection: it may be down.
 
     `engine`: an adapter's name (`preble.engines.registry`); "auto" asks the server at each probe. `replica_id`: the URL
     where not given. `kv_events`: where its KV events are, for a program that cannot say so itself. `kv_store`: name of
-    the store of KV blocks that it shares with others.
+    the store of KV blocks that it shares with others. `kv_peer`: see `Engine.given_kv_peer`.
 
     Raises: ConfigError: the URL or the adapter is unusable.
     """
@@ -53,7 +54,12 @@ def connect(
     def http() -> HttpClient:
         return HttpClient(url, replica_id or ReplicaId(url), api_key=api_key, timeouts=timeouts)
 
-    return EngineServer(http, None if engine == AUTO else engine_class(engine), kv_events, kv_store)
+    return EngineServer(http, None if engine == AUTO else engine_class(engine), kv_events, kv_store, kv_peer)
+
+
+def _transfer_group(info: EngineInfo) -> str:
+    """Return the same name for replicas whose KV is of one form, as far as they say: the engine compares the rest."""
+    return " ".join((info.engine, info.version or "", *(info.roots[:1] or info.models[:1]), str(info.spec.block_size)))
 
 
 class EngineServer:
@@ -65,12 +71,14 @@ class EngineServer:
         adapter: type[Engine] | None,
         kv_events: KvEventEndpoints | None,
         kv_store: str = "",
+        kv_peer: str | None = None,
     ) -> None:
         """`adapter`: None finds it out at each probe."""
         self._new_http = new_http
         self._adapter = adapter
         self._kv_events = kv_events
         self._kv_store = kv_store
+        self._kv_peer = kv_peer
         self._http = new_http()
         self._engine: Engine | None = None
 
@@ -90,8 +98,10 @@ class EngineServer:
     async def probe(self) -> Found:
         """Ask what runs there. While that is the same program, the client is the same object. Raises: EngineError."""
         engine = await self._current()
+        engine.given_kv_peer = self._kv_peer
         info = await engine.probe()
-        return Found(engine, replace(info, spec=replace(info.spec, store=self._kv_store)))
+        group = _transfer_group(info) if engine.kv_peer else ""
+        return Found(engine, replace(info, spec=replace(info.spec, store=self._kv_store, transfer_group=group)))
 
     async def _current(self) -> Engine:
         adapter = self._adapter or await self._find_out()

@@ -5,6 +5,7 @@ The emulator speaks the same dialect and says that it is one in a header.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass
 
@@ -17,10 +18,16 @@ from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
+from preble.errors import EngineError
 
 EMULATED_HEADER = "X-Preble-Emulated"
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 DEFAULT_BLOCK_SIZE = 16
+TIERS_METRIC = b"vllm:kv_offload_tiering"
+"""Begins the names of the metrics of a vLLM with secondary tiers."""
+_P2P_HOST, _P2P_PORT = "localhost", 5710
+_INFO_S = 5.0
+"""For an answer that vLLM's first time takes seconds: it runs programs to look at its machine."""
 FIRST_TO_IGNORE_PRIORITY = (0, 32)
 """The first version that was tried; earlier ones may do so, too."""
 
@@ -52,6 +59,32 @@ class CacheConfig:
         return None if self.num_blocks is None else self.num_blocks * self.block_size
 
 
+class SecondaryTier(msgspec.Struct):
+    """One of the secondary tiers in `kv_connector_extra_config`."""
+
+    type: str = ""
+    host: str = _P2P_HOST
+    port: int = _P2P_PORT
+
+
+class TierConfig(msgspec.Struct):
+    secondary_tiers: list[SecondaryTier] = []
+
+
+class TransferConfig(msgspec.Struct):
+    kv_connector_extra_config: TierConfig = msgspec.field(default_factory=TierConfig)
+
+
+class VllmConfig(msgspec.Struct):
+    kv_transfer_config: TransferConfig | None = None
+
+
+class VllmServerInfo(msgspec.Struct):
+    """What matters of `/server_info`, which vLLM has in its development mode."""
+
+    vllm_config: VllmConfig
+
+
 class VllmEngine(ReportingEngine):
     """The client of one vLLM (or emulated) replica."""
 
@@ -71,7 +104,10 @@ class VllmEngine(ReportingEngine):
         emulated = EMULATED_HEADER in version.headers
         number = version.decode(VersionAnswer).version if version.status == 200 else None
         self.takes_ids = not emulated  # to which a text costs nothing
-        cache = await self._cache_config(emulated)
+        metrics = await self._metrics()
+        cache = read_cache_config(metrics.decode(errors="replace"), has_null_block=not emulated)
+        has_tiers = TIERS_METRIC in metrics and cache.num_ranks == 1
+        self.kv_peer = (self.given_kv_peer or await self._ask_kv_peer()) if has_tiers else None
         given = self.given_kv_events
         endpoints = self._of_ranks(given, cache.num_ranks) if given else await self._ask_endpoints()
         self._set_ranks(cache.num_ranks, endpoints)
@@ -98,12 +134,27 @@ class VllmEngine(ReportingEngine):
         """Return if the engine behind the HTTP server lives. Raises: EngineError."""
         (await self.http.ask("/health")).require_ok()
 
-    async def _cache_config(self, emulated: bool) -> CacheConfig:
+    async def _metrics(self) -> bytes:
         answer = await self.http.ask("/metrics")
-        if answer.status != 200:
-            self._log.warning("no_metrics", status=answer.status, consequence="size of the KV cache is unknown")
-            return CacheConfig(DEFAULT_BLOCK_SIZE, None)
-        return read_cache_config(answer.content.decode(errors="replace"), has_null_block=not emulated)
+        if answer.status == 200:
+            return answer.content
+        self._log.warning("no_metrics", status=answer.status, consequence="size of the KV cache is unknown")
+        return b""
+
+    async def _ask_kv_peer(self) -> str | None:
+        """Return where its p2p tier listens; None where it has none, or does not say so in time."""
+        try:
+            async with asyncio.timeout(_INFO_S):
+                answer = await self.http.ask("/server_info?config_format=json")
+            config = answer.decode(VllmServerInfo).vllm_config.kv_transfer_config if answer.status == 200 else None
+        except (EngineError, TimeoutError):
+            config = None
+        if config is None:
+            hint = "if it has a p2p tier, give kv_peer for this replica"
+            self._log.warning("kv_tiers_unknown", consequence="it copies no KV from other replicas", hint=hint)
+            return None
+        tiers = (tier for tier in config.kv_connector_extra_config.secondary_tiers if tier.type == "p2p")
+        return next((f"{tier.host}:{tier.port}" for tier in tiers), None)
 
     async def _ask_endpoints(self) -> tuple[KvEventEndpoints, ...]:
         answer = await self.http.ask("/kv_event_sources")

@@ -10,7 +10,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from preble.core.types import Placement, ReplicaId, Request
-from preble.core.types.life import LONGEST_S, Alive, Ended, FirstToken, Lost, Moved, Outcome, Progress, Report
+from preble.core.types.life import (
+    LONGEST_S,
+    Alive,
+    Ended,
+    FirstToken,
+    Lost,
+    Moved,
+    Outcome,
+    Progress,
+    Report,
+    TransferFailed,
+    Transferred,
+)
 from preble.engines import Engine
 from preble.errors import (
     EngineError,
@@ -185,6 +197,11 @@ class LocalPlaced(Placed):
         """What its client asked for besides an answer, in words; None for nothing."""
         return self.terms.asked
 
+    def transferred(self, fact: Transferred | TransferFailed) -> None:
+        """What another replica was to send is there, or does not come. Changes nothing after the end."""
+        if not self._has_ended:
+            self._table.tell(self, fact)
+
     def stall(self, now: float) -> None:
         """The replica is ejected because it begins no answer."""
         self.stalls = True
@@ -199,7 +216,7 @@ class LocalPlaced(Placed):
             self.lose(loss)
 
     async def place_again(self) -> LocalPlaced:
-        return self.placed_again()
+        return await self._table.copies.carry_out(self.placed_again())
 
     def placed_again(self) -> LocalPlaced:
         """Do as `place_again`, at once."""

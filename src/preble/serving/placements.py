@@ -20,12 +20,13 @@ from preble.config import EjectionConfig, RetryConfig
 from preble.core.placing.promises import Forecast
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, ReplicaId, Request, RequestId
-from preble.core.types.life import Alive, Ended, Fact, FirstToken, Lost, Moved, Started
+from preble.core.types.life import Alive, Ended, Fact, FirstToken, Lost, Moved, Started, TransferFailed, Transferred
 from preble.decisions.recent import RecentDecisions
 from preble.engines.http import HttpClient
 from preble.errors import NoReplicaError, Quarantined
 from preble.rules.ejection import EjectionTable
 from preble.rules.retries import QUARANTINE_S, Quarantine, RetryBudget, like_of
+from preble.serving.copies import Copies
 from preble.serving.placed import LocalPlaced
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.telemetry.metrics import Telemetry
@@ -54,6 +55,10 @@ class SchedulerTimer:
             self._scheduler.on_finish(request_id, fact.output_tokens or 0, now, cached_tokens=fact.cached_tokens)
         elif isinstance(fact, Moved):
             self._scheduler.move(request_id, fact.replica_id, now)
+        elif isinstance(fact, Transferred):
+            self._scheduler.on_transferred(request_id, now)
+        elif isinstance(fact, TransferFailed):
+            self._scheduler.on_transfer_failed(request_id, now)
         self.arm()
 
     def arm(self) -> None:
@@ -108,6 +113,7 @@ class Placements:
         self.telemetry = telemetry
         self.recent = recent
         self.replicas = LiveReplicas()
+        self.copies = Copies(scheduler, self.replicas)
         self.ejection = EjectionTable(ejection or EjectionConfig(), telemetry.standing_changed, self._expected_s)
         self.timer = SchedulerTimer(scheduler, telemetry)
         self.quarantine = Quarantine()
@@ -116,14 +122,14 @@ class Placements:
         self._lost: set[LocalPlaced] = set()
         """Those whose replica has left the rotation, and which may still end well there."""
         self._listeners: dict[type[Fact], list[PlacementListener]] = {
-            kind: [] for kind in (Started, FirstToken, Moved, Lost, Alive, Ended)
+            kind: [] for kind in (Started, Transferred, TransferFailed, FirstToken, Moved, Lost, Alive, Ended)
         }
-        self.listen(self.timer, Started, FirstToken, Moved, Ended)
+        self.listen(self.timer, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
         self.listen(self.ejection, Started, FirstToken, Moved, Ended)
         self.listen(self.quarantine, Ended)
         self.listen(self.replicas, Ended)
-        self.listen(recent, Started, FirstToken, Lost, Ended)
-        self.listen(telemetry, Started, FirstToken, Moved, Ended)
+        self.listen(recent, Started, Transferred, TransferFailed, FirstToken, Lost, Ended)
+        self.listen(telemetry, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
 
     def listen(self, listener: PlacementListener, *kinds: type[Fact]) -> None:
         """Let one more hear of facts of these kinds from now on, after those that hear already."""

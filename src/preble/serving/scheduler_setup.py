@@ -14,6 +14,7 @@ from zlib import crc32
 import structlog
 
 from preble.config import GatewayConfig
+from preble.core.costs.model import CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import NOTHING_LEARNED, Learned
 from preble.decisions.lines import header_line
@@ -21,8 +22,7 @@ from preble.decisions.names import KEY_BYTES, LogNames
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.decisions.writer import DecisionRecorder, LogFile, LogWriter, MiB
-from preble.errors import ConfigError
-from preble.profiles import load_profile
+from preble.profiles import load_profile, with_kv_size
 from preble.serving.learned_file import LearnedFile
 
 DEFAULT_PROFILE = "a100-mistral-7b"
@@ -69,14 +69,14 @@ def start_scheduling(config: GatewayConfig, scheduler: GlobalScheduler | None = 
 
 
 def build_scheduler(config: GatewayConfig, learned: Learned = NOTHING_LEARNED) -> GlobalScheduler:
-    """Raises: ConfigError: no such policy or profile, or the profile has a link between replicas."""
+    """Raises: ConfigError: no such policy or profile."""
+    return make_scheduler(scheduler_settings(config), _profile(config), learned=learned)
+
+
+def _profile(config: GatewayConfig) -> CostProfile:
+    """Raises: ConfigError: there is none of that name."""
     profile = load_profile(config.profile or DEFAULT_PROFILE)
-    if profile.link_bytes_per_s is not None:
-        raise ConfigError(
-            f"profile {profile.name!r} has link_bytes_per_s, but only simulated replicas copy KV from each other; "
-            "remove link_bytes_per_s from the profile"
-        )
-    return make_scheduler(scheduler_settings(config), profile, learned=learned)
+    return profile if profile.link_bytes_per_s is None else with_kv_size(profile)
 
 
 def scheduler_settings(config: GatewayConfig) -> SchedulerSettings:
@@ -107,7 +107,7 @@ def _open_log(config: GatewayConfig, learned: Learned) -> LogWriter | None:
     names = LogNames(secrets.token_bytes(KEY_BYTES) if decisions.log_tokens == "renamed" else None)
     if names.renames_tokens:  # the digests are of tokens that the log must not show
         learned = replace(learned, lengths=())
-    profile = load_profile(config.profile or DEFAULT_PROFILE)
+    profile = _profile(config)
     now = asyncio.get_running_loop().time()
     header = header_line(names, now, time.time(), scheduler_settings(config), profile, gateway_name(config), learned)
     log = LogWriter(LogFile(Path(decisions.log)), header, names, max_bytes=decisions.log_max_mib * MiB)

@@ -50,6 +50,7 @@ class Turns:
         self.configure(config, max_waiting=max_waiting)
         self._limits = limits
         self._dispatcher = dispatcher
+        self.copies = dispatcher.placements.copies
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[RequestId, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -101,13 +102,13 @@ class Turns:
         return self._loop.time() < self._promising_until
 
     async def place(self, request: Request, terms: Terms) -> LocalPlaced:
-        """Wait for the request's turn, if it takes turns, then place it.
+        """Wait for the request's turn, if it takes turns, then place it, and wait for its copy, if it has one.
 
         Raises: Overloaded: it cannot have its turn in time, or its target cannot be kept. RequestError: a header is
         wrong. NoReplicaError, PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
         if not self.takes_turns(terms):
-            return self.place_at_once(request, terms)
+            return await self.copies.carry_out(self.place_at_once(request, terms))
         start_by = None if (target := terms.target) is None else self._promise(request, terms, target)
         tokens, came_at = request.num_prompt_tokens, self._loop.time()
         self._limits.charge(terms.caller, tokens, came_at)
@@ -117,7 +118,7 @@ class Turns:
             self._limits.charge(terms.caller, -tokens, self._loop.time())  # it was not served
             raise
         self._dispatcher.placements.telemetry.had_turn(placed.model, placed.placed_at - came_at)
-        return placed
+        return await self.copies.carry_out(placed)
 
     def place_at_once(self, request: Request, terms: Terms) -> LocalPlaced:
         """Place a request that takes no turns.

@@ -71,10 +71,14 @@ class Links:
     def remove_replica(self, replica: ReplicaIndex, group: str) -> None:
         """Forget a replica. No transfer goes to it or comes from it any more."""
         if group:
-            self.groups[group] &= ~(1 << replica)
-            if not self.groups[group]:
-                del self.groups[group]
+            self.allow(replica, group, allowed=False)
             del self._sending[replica], self._receiving[replica]
+
+    def allow(self, replica: ReplicaIndex, group: str, *, allowed: bool) -> None:
+        """Let a replica of a group take part in new transfers, or not. Those that are under way go on."""
+        others = self.groups.pop(group, 0) & ~(1 << replica)
+        if members := others | allowed << replica:
+            self.groups[group] = members
 
     def sending_until(self, source: ReplicaIndex) -> float:
         """Return when the source will have sent all that it is to send; minus infinity where that is nothing."""

@@ -51,6 +51,7 @@ from preble.core.types.events import (
     SchedulerListener,
     Stored,
     TimerEvent,
+    TransfersAllowed,
     TrustChanged,
 )
 from preble.core.types.life import FIRST_TOKEN, TRANSFER_FAILED, TRANSFERRED, Ended, Moved
@@ -339,6 +340,18 @@ class GlobalScheduler:
             raise NoReplicaError(f"there is no replica {replica_id!r} to trust or not")
         self._replicas.set_trust(self._replicas.replica(replica_id), trusted)
         self._tell(TrustChanged(replica_id, trusted), now)
+
+    def allow_transfers(self, replica_id: ReplicaId, allowed: bool, now: float) -> None:
+        """Let a replica of a transfer group take part in new transfers, or not. It does when it joins.
+
+        Raises: NoReplicaError: there is no replica of that name.
+        """
+        if replica_id not in self._replicas:
+            raise NoReplicaError(f"there is no replica {replica_id!r} whose transfers could be allowed or not")
+        replica = self._replicas.replica(replica_id)
+        if group := self._replicas.specs[replica].transfer_group:
+            self._cluster.links.allow(replica, group, allowed=allowed)
+        self._tell(TransfersAllowed(replica_id, allowed), now)
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

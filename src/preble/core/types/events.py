@@ -103,6 +103,13 @@ class TrustChanged(Struct, frozen=True):
     trusted: bool
 
 
+class TransfersAllowed(Struct, frozen=True):
+    """Whether the replica takes part in new transfers from now on."""
+
+    replica_id: ReplicaId
+    allowed: bool
+
+
 class TimerEvent(Struct, frozen=True):
     pass
 
@@ -120,6 +127,7 @@ SchedulerEvent = (
     | ReplicaAdded
     | ReplicaRemoved
     | TrustChanged
+    | TransfersAllowed
     | TimerEvent
 )
 

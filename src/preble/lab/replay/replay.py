@@ -36,6 +36,7 @@ from preble.decisions.lines import (
     SharedLine,
     StoredLine,
     TimerLine,
+    TransfersLine,
     TrustLine,
     placement_row,
 )
@@ -205,6 +206,8 @@ def _tell(scheduler: GlobalScheduler, event: Event) -> None:
             scheduler.remove_replica(ReplicaId(replica), t)
         case TrustLine(t=t, replica=replica, trusted=trusted):
             scheduler.set_trust(ReplicaId(replica), trusted, t)
+        case TransfersLine(t=t, replica=replica, allowed=allowed):
+            scheduler.allow_transfers(ReplicaId(replica), allowed, t)
         case TimerLine(t=t):
             scheduler.on_timer(t)
 

@@ -27,6 +27,7 @@ from preble.decisions.lines import (
     PlacementRow,
     RemoveReplicaLine,
     ReportLine,
+    TransfersLine,
     TrustLine,
     placement_row,
 )
@@ -176,6 +177,8 @@ class _Run:
                 self._remove(replica, event.t)
             case TrustLine(replica=replica, trusted=trusted):
                 self._scheduler.set_trust(ReplicaId(replica), trusted, event.t)
+            case TransfersLine(replica=replica, allowed=allowed):
+                self._scheduler.allow_transfers(ReplicaId(replica), allowed, event.t)
             case PlaceLine():
                 self._place(event)
             case ReportLine():

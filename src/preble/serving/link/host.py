@@ -279,7 +279,7 @@ class _CarrierConnection(FrameProtocol[m.ToScheduler]):
         if self._host.turns.takes_turns(terms):
             self._in_background(message.number, self._place_in_turn, message, request, terms)
         else:
-            self._keep(message.number, message.admitted, self._host.turns.place_at_once(request, terms))
+            self._keep_copied(message.number, message.admitted, self._host.turns.place_at_once(request, terms))
 
     async def _place_in_turn(self, message: m.Place, request: Request, terms: Terms) -> None:
         self._keep(message.number, message.admitted, await self._host.turns.place(request, terms))
@@ -289,7 +289,19 @@ class _CarrierConnection(FrameProtocol[m.ToScheduler]):
         admitted = next((number for number, failed in self._failed.items() if message.ended in failed), None)
         if admitted is None:
             raise UnknownRequest(f"placement {message.ended} has not failed")
-        self._keep(message.number, admitted, self._failed[admitted].pop(message.ended).placed_again())
+        self._keep_copied(message.number, admitted, self._failed[admitted].pop(message.ended).placed_again())
+
+    def _keep_copied(self, number: int, admitted: int, placed: LocalPlaced) -> None:
+        """Do as `_keep`, after the placement's copy if it has one."""
+        if placed.placement.transfer is None:
+            self._keep(number, admitted, placed)
+            return
+        self._in_background(number, self._keep_when_copied, number, admitted, placed)
+        # Cancelled before its first step, the task would never see the placement.
+        self._tasks[number].add_done_callback(lambda task: placed.cancelled() if task.cancelled() else None)
+
+    async def _keep_when_copied(self, number: int, admitted: int, placed: LocalPlaced) -> None:
+        self._keep(number, admitted, await self._host.turns.copies.carry_out(placed))
 
     def _keep(self, number: int, admitted: int, placed: LocalPlaced) -> None:
         at = placed.placement

@@ -1,6 +1,8 @@
-"""Whether a replica answers token ids as it answers the text that they are of. Where it does, texts may go as ids."""
+"""Completions that the gateway asks for itself: whether token ids are answered as their text is, and copies."""
 
 from __future__ import annotations
+
+from uuid import uuid4
 
 import msgspec
 from msgspec import Struct
@@ -120,6 +122,32 @@ async def _answered_alike(engine: Engine, model: str, text: str, ids: PackedToke
 def _shown(answer: Completion) -> str:
     texts, count = [choice.text[:40] for choice in answer.choices], answer.usage
     return f"{texts!r} ({'no usage' if count is None else f'{count.prompt_tokens} prompt tokens'})"
+
+
+async def copy_prefix(
+    engine: Engine, model: str, prefix: PackedTokens, peer: str, salt: str | None = None
+) -> int | None:
+    """Have a replica copy a prefix, all tokens but the last. Returns how many it has cached then, None if it does not
+    say. `peer`: `Engine.kv_peer` of the source. Raises: EngineError."""
+    host, _, port = peer.rpartition(":")
+    source = {"kv_request_id": uuid4().hex, "remote_host": host, "remote_port": int(port)}
+    body = {
+        "model": model,
+        "prompt": list(unpack_tokens(prefix)),
+        "max_tokens": 1,
+        "temperature": 0,
+        "kv_transfer_params": {"remote_kv_source": source},
+    }
+    if salt is not None:
+        body["cache_salt"] = salt
+    usage = COMPLETIONS.usage(await completed(engine, msgspec.json.encode(body)))
+    return None if usage is None else usage.cached_tokens
+
+
+def answered_text(answer: bytes) -> str:
+    """Return the text of a completion. Raises: EngineProtocolError: it is none."""
+    choices = decoded_answer(_COMPLETION, answer, "text").choices
+    return choices[0].text if choices else ""
 
 
 async def completed(engine: Engine, body: bytes) -> bytes:

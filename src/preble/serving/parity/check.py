@@ -26,7 +26,7 @@ from preble.errors import EngineError, EngineRefused, RequestError
 from preble.prompts.endpoints import COMPLETIONS
 from preble.prompts.endpoints.bodies import Text
 from preble.prompts.tokens import PromptEncoder
-from preble.serving.parity.answers import PROSE, SPECIAL, answers_alike, completed
+from preble.serving.parity.answers import PROSE, SPECIAL, answered_text, answers_alike, completed, copy_prefix
 from preble.serving.parity.report import Check, Finding, ParityOutcome, compare_ids, mismatch, unchecked
 from preble.serving.replicas.live import LiveReplica, ProbePrompt
 from preble.serving.replicas.rotation import Rotation
@@ -39,6 +39,9 @@ NEVER_SEEN_TOKENS = 16
 
 ATTEMPTS = 3
 """Prompts sent twice before a wrong count is believed: a busy replica can evict a prompt as soon as it is computed."""
+
+COPY_TOKENS = 16
+"""Of the answers that are compared after a copy."""
 
 MIN_DISTINCT_IDS = 16
 """Enough different ids for prompts that nobody has sent before."""
@@ -100,6 +103,7 @@ class ParityCheck:
 
     `reference`: whose ids are compared; None where the gateway uses this replica's own. `sends_ids`: whether the
     replica may get ids in place of texts. `rng`: makes the prompt that nobody has sent before.
+    `source`: from which a prompt is copied; None where the replica copies nothing.
     """
 
     replica: LiveReplica
@@ -108,6 +112,7 @@ class ParityCheck:
     settings: ParityConfig
     sends_ids: bool
     rng: Random
+    source: LiveReplica | None = None
 
     async def run(self) -> list[Finding]:
         """Return every check that applies, in the order of `Check`. Each ends within its time, whatever the replica
@@ -122,6 +127,8 @@ class ParityCheck:
         findings.append(await self._bounded(Check.CACHED_TOKENS, self._cached(sent)))
         if self.replica.info.spec.reports_events:
             findings.append(await self._events(sent, num_unindexed))
+        if self.source is not None:
+            findings.append(await self._bounded(Check.COPY, self._copied(self.source)))
         return findings
 
     @property
@@ -222,6 +229,31 @@ class ParityCheck:
             f" predicted with blocks of {block_size}"
         )
         return mismatch(check, said, misleads=missing > block_size)
+
+    async def _copied(self, source: LiveReplica) -> Finding:
+        """Return whether a prompt that is copied here is answered as where it was computed. Raises: EngineError."""
+        ids, peer = await self._plain_ids(), source.engine.kv_peer
+        if len(ids) < MIN_DISTINCT_IDS or peer is None or self._num_tokens + COPY_TOKENS >= self._longest:
+            return unchecked(Check.COPY, "no prompt could be made for it")
+        cached: int | None = None
+        for _ in range(ATTEMPTS):
+            prompt = self.rng.choices(ids, k=self._num_tokens)
+            wanted = await self._text(source.engine, prompt)
+            cached = await copy_prefix(self.replica.engine, self._model, pack_tokens(prompt), peer)
+            if (text := await self._text(self.replica.engine, prompt)) == wanted:
+                break
+        else:
+            return mismatch(
+                Check.COPY, f"after a copy from {source.engine.replica_id} it answers {text!r}, not {wanted!r}"
+            )
+        if (cached or 0) < self._predicted:
+            said = f"{cached} of {self._predicted} tokens were cached after a copy from {source.engine.replica_id}"
+            return unchecked(Check.COPY, said)
+        return Finding(check=Check.COPY, outcome=ParityOutcome.VERIFIED)
+
+    async def _text(self, engine: Engine, prompt: list[int]) -> str:
+        fields = {"model": self._model, "prompt": prompt, "max_tokens": COPY_TOKENS, "temperature": 0}
+        return answered_text(await completed(engine, msgspec.json.encode(fields)))
 
     # -- KV events ----------------------------------------------------------------------------------------------------
 

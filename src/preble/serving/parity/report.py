@@ -20,6 +20,8 @@ class Check(StrEnum):
     """Answers to texts, and to their token ids in place of them."""
     CACHED_TOKENS = "cached_tokens"
     EVENTS = "events"
+    COPY = "copy"
+    """Answers to a prompt that was copied from another replica, and to the same on that one."""
 
 
 class ParityOutcome(StrEnum):

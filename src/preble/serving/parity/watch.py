@@ -52,6 +52,8 @@ class ParityWatch:
 
     async def watch(self, replica: LiveReplica) -> None:
         """Check a replica that has joined, ever less often again until it is verified. The root of a task."""
+        if self._settings.enabled:
+            self._rotation.copies.allow(replica, allowed=False)  # until one has been seen to be right
         backoff = Backoff(self._settings.retry_s, LONGEST_RETRY * self._settings.retry_s)
         try:
             while self._settings.enabled and (await self.check(replica)).outcome is not ParityOutcome.VERIFIED:
@@ -69,7 +71,8 @@ class ParityWatch:
         """Check one replica now, and act on the result if the replica is still live."""
         started = time.monotonic()
         reference = self._reference(replica)
-        check = ParityCheck(replica, self._rotation, reference, self._settings, self._sends_ids, self._rng)
+        source = self._source(replica)
+        check = ParityCheck(replica, self._rotation, reference, self._settings, self._sends_ids, self._rng, source)
         findings = await check.run()
         is_known = replica.parity is not None and replica.parity.findings == findings
         if (trusted := self._verdict(findings)) is not None:
@@ -77,6 +80,8 @@ class ParityWatch:
         for finding in findings:
             if finding.check is Check.IDS:
                 self._rotation.replicas.set_takes_ids(replica, finding.outcome is ParityOutcome.VERIFIED)
+            if finding.check is Check.COPY and source is not None:
+                self._judge_copies(replica, source, finding.outcome)
         report = ParityReport(
             replica=replica.engine.replica_id,
             engine=replica.info.engine,
@@ -90,6 +95,20 @@ class ParityWatch:
             replica.parity = report
             self._telemetry.parity_checked(report, is_known=is_known)
         return report
+
+    def _source(self, replica: LiveReplica) -> LiveReplica | None:
+        """Return another replica from which this one may copy; None where there is none."""
+        group = replica.info.spec.transfer_group
+        others = (other for other in self._rotation.replicas.values() if other is not replica)
+        return next((other for other in others if group and other.info.spec.transfer_group == group), None)
+
+    def _judge_copies(self, replica: LiveReplica, source: LiveReplica, outcome: ParityOutcome) -> None:
+        """Let copies be made that were seen to be right, and none that were wrong."""
+        if outcome is ParityOutcome.MISMATCH:
+            self._rotation.copies.allow(replica, allowed=False)
+        elif outcome is ParityOutcome.VERIFIED:
+            self._rotation.copies.allow(replica, allowed=True)
+            self._rotation.copies.allow(source, allowed=True)
 
     def _reference(self, replica: LiveReplica) -> PromptEncoder | None:
         if self._tokens is not None:

@@ -21,6 +21,7 @@ def server_of(config: GatewayConfig, replica: ReplicaConfig) -> EngineServer:
         timeouts=_timeouts(config),
         kv_events=endpoints,
         kv_store=replica.kv_store,
+        kv_peer=replica.kv_peer,
     )
 
 

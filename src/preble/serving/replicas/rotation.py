@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 
 from preble.core.types import BlocksEvicted, BlocksStored, CacheChange, CacheCleared, EventsLost, KvEvent, ReplicaId
 from preble.core.types.life import Lost
@@ -17,11 +19,15 @@ from preble.serving.replicas.live import LiveReplica
 
 
 class Rotation:
-    """Changes the table of live replicas, and the scheduler with it. `replicas`, `scheduler`: only to be read."""
+    """Changes the table of live replicas, and the scheduler with it.
+
+    `replicas`, `scheduler`: only to be read. `copies`: between live replicas.
+    """
 
     def __init__(self, placements: Placements) -> None:
         self.replicas = placements.replicas
         self.scheduler = placements.scheduler
+        self.copies = placements.copies
         self._placements = placements
         self._ejection = placements.ejection
         self._telemetry = placements.telemetry
@@ -32,6 +38,8 @@ class Rotation:
         """Add a replica to the rotation. `suspect`: as `LiveReplica`'s, shared by the ranks of one server."""
         replica_id = engine.replica_id
         info = self.replicas.with_base_model(info)
+        if self.scheduler.cost_model.link_s(1) == inf:  # no copy pays, so nobody need look for one
+            info = replace(info, spec=replace(info.spec, transfer_group=""))
         before = self.scheduler.snapshot()
         self.scheduler.add_replica(info.spec, self._loop.time())
         self._telemetry.index_may_be_short(before, self.scheduler.snapshot())

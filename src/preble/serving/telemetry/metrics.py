@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollecto
 from preble.config import MetricsConfig, RequestLogConfig
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
-from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started
+from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started, TransferFailed, Transferred
 from preble.logs import LogLosses
 from preble.rules.callers import Caller
 from preble.rules.ejection import Change, Standing
@@ -176,6 +176,13 @@ class Telemetry:
                 self.numbers.observe("preble_tenant_ttft_seconds", tenant, model, value=ttft_s)
             if (ttft_target_s := placed.terms.ttft_target_s) is not None:
                 self._target(placed.terms, model, "ttft", "kept" if ttft_s <= ttft_target_s else "broken")
+        elif isinstance(fact, Transferred | TransferFailed):
+            transfer = placed.placement.transfer
+            assert transfer is not None
+            has_come = isinstance(fact, Transferred)
+            self.numbers.add("preble_copies_total", replica, model, "ok" if has_come else "failed")
+            if has_come:
+                self.numbers.add("preble_copied_tokens_total", replica, model, by=transfer.tokens)
         elif isinstance(fact, Moved) and fact.source is not None:
             self.placed_again(fact.source, model)
             self._of_replica(fact.source, model).running[0] -= 1

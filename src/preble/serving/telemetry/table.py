@@ -145,6 +145,8 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 same_as="vllm:prompt_tokens_cached_total",
             ),
             _counter("output_tokens", "Tokens generated.", "replica", "model", same_as="vllm:generation_tokens_total"),
+            _counter("copies", "Copies of a prefix to a replica, by outcome.", "replica", "model", "outcome"),
+            _counter("copied_tokens", "Prompt tokens copied from other replicas.", "replica", "model"),
             _counter("moves", "Requests that left a replica for another one.", "replica", "model"),
             _counter("retries_denied", "Requests not moved because the retry budget was spent."),
             _counter("engine_errors", "Failures of replicas, by kind.", "replica", "model", "kind"),

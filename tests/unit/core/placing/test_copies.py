@@ -273,3 +273,25 @@ def test_explain_says_what_is_copied_from_where_and_how_it_ended() -> None:
 def test_a_profile_with_an_impossible_link_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="unit"):
         replace(PROFILE, **{name: -1})  # type: ignore[arg-type]
+
+
+def test_a_replica_that_may_not_take_part_neither_sends_nor_gets_copies() -> None:
+    for name in (A, B):
+        made = scheduler()
+        cache(made)
+        occupy(made)
+        made.allow_transfers(name, False, 0.0)
+        assert ask(made).transfer is None
+        made.on_finish(Q, 1, 0.0)
+        made.allow_transfers(name, True, 0.0)
+        made.check()
+
+
+def test_what_is_under_way_ends_well_after_a_replica_may_not_take_part_any_more() -> None:
+    made, placement = busy_with_a_copy()
+    assert placement.transfer is not None
+    made.allow_transfers(B, False, 0.0)
+    made.on_transferred(Q, 0.1)
+    made.check()
+    made.remove_replica(B, 0.2)
+    made.check()

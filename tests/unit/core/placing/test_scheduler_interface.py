@@ -31,6 +31,7 @@ from preble.core.types.events import (
     SchedulerEvent,
     Stored,
     TimerEvent,
+    TransfersAllowed,
     TrustChanged,
 )
 from preble.core.types.life import Ended, FirstToken, Moved
@@ -67,6 +68,7 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
     made.on_evicted(evicted, 3.0)
     made.on_finish(RequestId("first"), 4, 3.5, cached_tokens=1)
     made.set_trust(A, False, 4.0)
+    made.allow_transfers(A, False, 4.0)
     unknown = PeerReported(PeerId("east"), RequestId("theirs"), FirstToken())
     made.assume(unknown, 4.5)
     made.forget_peer(PeerId("east"), 4.5)
@@ -86,6 +88,7 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
         (evicted, 3.0),
         (Reported(first.request_id, Ended(output_tokens=4, cached_tokens=1)), 3.5),
         (TrustChanged(A, False), 4.0),
+        (TransfersAllowed(A, False), 4.0),
         (unknown, 4.5),
         (PeerForgotten(PeerId("east")), 4.5),
         (TimerEvent(), 5.0),
@@ -96,7 +99,7 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
         (CacheCleared(ReplicaId("c")), 9.0),
     ]
     kinds = {type(event) for event, _ in notes.calls}
-    assert kinds <= set(get_args(SchedulerEvent)) and len(kinds) == 12
+    assert kinds <= set(get_args(SchedulerEvent)) and len(kinds) == 13
 
 
 @pytest.mark.parametrize(
@@ -107,6 +110,7 @@ def test_each_call_that_changes_the_scheduler_is_reported_once_in_order() -> Non
         lambda made: made.move(RequestId("unknown"), A, 1.0),
         lambda made: made.remove_replica(ReplicaId("unknown"), 1.0),
         lambda made: made.set_trust(ReplicaId("unknown"), True, 1.0),
+        lambda made: made.allow_transfers(ReplicaId("unknown"), True, 1.0),
         lambda made: made.add_replica(ReplicaSpec(A), 1.0),
     ],
 )

@@ -1,0 +1,102 @@
+"""Copies of prefixes between replicas, carried out before the request goes to its replica.
+
+A replica copies what it is asked to compute. So it gets a request of its own: the prefix and one token more, one token
+out, and where the prefix is. The client's request follows, as it came, once that is answered. It finds the prefix in
+the cache, and whoever carries it needs to know nothing of copies.
+
+vLLM 0.32 has two traps here (docs/reference/engine-facts.md). Two prompts under one `kv_request_id` end the engine, so
+each copy has an id of its own. A lost connection leaves a replica unable to copy, though it waits 30 s each time: the
+wait here has a bound, and a replica whose copies fail again and again is left out until it joins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Transfer, unpack_tokens
+from preble.core.types.life import TRANSFER_FAILED, TRANSFERRED
+from preble.engines.media_marks import FIRST_MARK
+from preble.errors import EngineError, RequestError
+from preble.serving.parity.answers import copy_prefix
+from preble.serving.placed import LocalPlaced
+from preble.serving.replicas.live import LiveReplica, LiveReplicas
+
+LEAST_WAIT_S = 1.0
+PATIENCE = 4.0
+"""A copy that is not there after so many times its expected time, and the least wait, counts as failed."""
+MOST_FAILURES = 3
+"""Copies in a row of which nothing came, after which a replica is left out. One may fail because its source has evicted
+the prefix meanwhile."""
+
+
+class Copies:
+    """Carries out the copies of placements."""
+
+    def __init__(self, scheduler: GlobalScheduler, replicas: LiveReplicas) -> None:
+        self._scheduler = scheduler
+        self._replicas = replicas
+
+    def allow(self, replica: LiveReplica, *, allowed: bool) -> None:
+        """Let a replica take part in copies, or not. Nothing happens if it has left, or copies nothing anyway."""
+        replica_id = replica.engine.replica_id
+        if self._replicas.get(replica_id) is replica and replica.info.spec.transfer_group:
+            replica.failed_copies = 0
+            self._scheduler.allow_transfers(replica_id, allowed, asyncio.get_running_loop().time())
+
+    async def carry_out(self, placed: LocalPlaced) -> LocalPlaced:
+        """Return the placement when its copy, if it has one, is there or has failed. A cancellation ends it."""
+        transfer = placed.placement.transfer
+        if transfer is None:
+            return placed
+        try:
+            await asyncio.sleep(0)  # relays begin outside of any task, in which `asyncio.timeout` is none
+            has_come = await self._copy(placed, transfer)
+            placed.transferred(TRANSFERRED if has_come else TRANSFER_FAILED)
+        except BaseException as error:
+            placed.end(error)  # nobody gets it to end it
+            raise
+        return placed
+
+    async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> bool:
+        source, target = self._replicas.get(transfer.source), self._replicas.get(placed.placement.replica_id)
+        if source is None or target is None or target.engine is not placed.engine or source.engine.kv_peer is None:
+            return False
+        prefix = _prefix(placed.request, placed.placement.matched_tokens)
+        salt = placed.terms.caller.cache_salt(None)
+        if prefix is None or self._replicas.of_model(placed.terms.model).namespace(salt) != placed.request.namespace:
+            return False
+        cached = 0
+        try:
+            async with asyncio.timeout(LEAST_WAIT_S + PATIENCE * transfer.seconds):
+                cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine.kv_peer, salt) or 0
+        except (EngineError, RequestError, TimeoutError) as error:
+            reason = str(error) or "it took too long"
+        else:
+            reason = f"{cached} of {placed.placement.matched_tokens} tokens were cached then"
+        missing = placed.placement.matched_tokens - cached
+        if missing <= 0:
+            source.failed_copies = target.failed_copies = 0
+        elif missing >= transfer.tokens:
+            self._failed(source, target, reason)
+        return missing <= 0
+
+    def _failed(self, source: LiveReplica, target: LiveReplica, reason: str) -> None:
+        """Nothing was copied. Leave out the one of both that fails most, once that is too often: mostly the target."""
+        source.failed_copies += 1
+        target.failed_copies += 1
+        worst = max(target, source, key=lambda replica: replica.failed_copies)
+        if worst.failed_copies >= MOST_FAILURES:
+            self.allow(worst, allowed=False)
+            hint = "restart it: a vLLM that has lost a connection to another one copies nothing any more"
+            structlog.get_logger().warning(
+                "copies_stopped", replica=worst.engine.replica_id, last_failure=reason, hint=hint
+            )
+
+
+def _prefix(request: Request, matched_tokens: int) -> PackedTokens | None:
+    """Return the tokens to be copied and one more; None where some of them are no tokens of text."""
+    prefix = PackedTokens(request.prompt[: (matched_tokens + 1) * TOKEN_BYTES])
+    return prefix if max(unpack_tokens(prefix), default=0) < FIRST_MARK else None
