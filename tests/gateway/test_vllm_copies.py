@@ -145,4 +145,8 @@ async def test_a_prefix_is_copied_and_then_its_source_is_dead(tmp_path: Path) ->
         await in_step(two.gateway)
         [process] = fleet.replicas
         await process.kill()
-        assert await two.ask(two.gateway.url, second) == (target, 320, wanted)
+        before = await two.copied(target)
+        replica, found, answered = await two.ask(two.gateway.url, second)
+        assert (replica, answered) == (target, wanted)
+        assert found in (320, WHOLE), "what was to be copied it computes, with the prefix or with the whole prompt"
+        assert await two.copied(target) == before
