@@ -58,7 +58,7 @@ def connect(
 
 
 def _transfer_group(info: EngineInfo) -> str:
-    """Return the same name for replicas whose KV is of one form, as far as they say: the engine compares the rest."""
+    """Return a name that replicas share if all they say of their KV is equal. The engine compares the rest."""
     return " ".join((info.engine, info.version or "", *(info.roots[:1] or info.models[:1]), str(info.spec.block_size)))
 
 

@@ -26,9 +26,9 @@ from preble.serving.replicas.live import LiveReplica, LiveReplicas
 
 LEAST_WAIT_S = 1.0
 PATIENCE = 4.0
-"""A copy that is not there after so many times its expected time, and the least wait, counts as failed."""
+"""A copy may take its expected time so many times over, and `LEAST_WAIT_S` more. Then it counts as failed."""
 MOST_FAILURES = 3
-"""Copies in a row of which nothing came, after which a replica is left out. One may fail because its source has evicted
+"""After so many copies in a row that bring nothing, a replica is left out. One may fail because its source has evicted
 the prefix meanwhile."""
 
 

@@ -175,7 +175,7 @@ class ReplicaCache:
                 self.in_use_tokens += node.num_tokens
 
     def walk_up(self, leaf: Node, ref_count: int, recent_uses: int) -> list[Node]:
-        """Note that so many requests no longer use the path to `leaf`, or used it and have left the window.
+        """Take requests off the path to `leaf`: `ref_count` that have ended, `recent_uses` that have left the window.
 
         Return the nodes that lost their entry. O(depth).
         """
