@@ -74,6 +74,7 @@ async def run(work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         text = "it returned" if error is None else str(error) or type(error).__name__
         log = structlog.get_logger()
         log.error("task_ended", task=name, error=text, starts_again_in_s=round(wait_s, 2), exc_info=error)
+        check_cancelled()  # it may have failed while it tidied up
         await asyncio.sleep(wait_s)
 
 

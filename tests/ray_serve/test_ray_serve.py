@@ -62,7 +62,8 @@ def test_a_wrong_setting_is_refused_before_anything_is_deployed(cluster: RayClus
 def test_what_fails_ends_once_with_its_status(tmp_path: Path) -> None:
     (seen,) = RayCluster(tmp_path).run(INSIDE, "failures")
     assert seen["chosen"] == ["one", "one"]
-    assert seen["statuses"] == [500, 499, 429]
+    assert seen["statuses"] == [500, 499, 429, 200, 200]
+    assert seen["answered"] == [7, 0], "tokens are counted, of an answer that is kept"
     assert seen["starts"] == 2, "a start that failed is not tried again"
 
 

@@ -188,6 +188,11 @@ async def failures() -> Record:
         with suppress(OSError):
             scope = {"path": "/v1/completions", "headers": [(b"x-request-id", b"mine")]}
             await reported(app, reporter)(scope, AsyncMock(), AsyncMock())
+    answered = []
+    for most in (1 << 20, 60):  # the second time it is larger than what is kept
+        with patch("preble.integrations.ray.direct._MAX_WHOLE_BYTES", most):  # shipped: 64 MiB
+            await reported(_answers, reporter)(scope, AsyncMock(), AsyncMock())
+        answered.append(reporter.report.call_args.args[1].output_tokens)
     bus = HubBus("alone", Mock(side_effect=KeyError), "one", Mock(), Mock())
     bus._take(REPORT, b"of another version")
     await bus.close()
@@ -198,7 +203,7 @@ async def failures() -> Record:
             await asyncio.gather(again._starting, return_exceptions=True)
     facts = [call.args[1] for call in reporter.report.call_args_list]
     statuses = [fact.status for fact in facts if isinstance(fact, Ended)]
-    return {"chosen": chosen, "starts": start.call_count, "statuses": statuses}
+    return {"chosen": chosen, "starts": start.call_count, "statuses": statuses, "answered": answered}
 
 
 async def placer_of(*replicas: str) -> Placer:
@@ -259,6 +264,12 @@ async def _is_left(scope: Message, receive: Any, send: Any) -> None:
 async def _refuses(scope: Message, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 429, "headers": []})
     await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def _answers(scope: Message, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    for part in (b'{"choices": [{"text": "yes"}], ', b'"usage": {"prompt_tokens": 3, "completion_tokens": 7}}'):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def refusals() -> Record:

@@ -67,6 +67,26 @@ async def test_a_task_that_its_owner_cancels_ends_without_a_word() -> None:
     assert await kept(Work()) == []
 
 
+async def test_a_task_that_fails_while_it_tidies_up_is_logged_and_ends() -> None:
+    goes_on, starts = asyncio.Event(), []
+
+    async def fails_at_the_end() -> None:
+        starts.append(1)
+        try:
+            goes_on.set()
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("not removed")
+
+    with capture_logs() as logs:
+        task = background.keep(fails_at_the_end, "beat")
+        await goes_on.wait()
+        task.cancel()
+        await asyncio.wait((task,), timeout=PATIENCE_S)
+    assert task.cancelled() and len(starts) == 1
+    assert [log["error"] for log in logs] == ["not removed"]
+
+
 def test_waits_double_up_to_the_longest_and_begin_again_after_a_success() -> None:
     backoff = Backoff(1.0, 5.0, rng=None)
     assert [backoff.next_s() for _ in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]

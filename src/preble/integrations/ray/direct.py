@@ -32,6 +32,8 @@ from preble.serving import ended
 
 _MUST_BE_SET = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY")
 _RENEW_S = 60.0
+_MAX_WHOLE_BYTES = 64 << 20
+"""Of an answer that is no stream, for its usage; of a larger one nothing is kept, and its tokens are not counted."""
 Message = MutableMapping[str, Any]
 Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 
@@ -121,7 +123,8 @@ class _Answer:
         self._request_id = request_id
         self._reporter = reporter
         self._is_stream = False
-        self._whole = b""
+        self._whole: bytearray | None = bytearray()
+        """The answer, if it is no stream; None: it is larger than what is kept."""
         self._has_begun = False
         self._status = 499
         """As of clients that have gone, until the answer begins."""
@@ -134,12 +137,18 @@ class _Answer:
             self._is_stream = b"event-stream" in dict(message.get("headers", ())).get(b"content-type", b"")
         elif message["type"] == "http.response.body" and (body := message.get("body", b"")):
             if not self._is_stream:
-                self._whole += body
+                self._keep(body)
                 return
             self._meter.feed(body)
             if self._meter.has_begun and not self._has_begun:
                 self._has_begun = True
                 self._reporter.report(self._request_id, FIRST_TOKEN)
+
+    def _keep(self, body: bytes) -> None:
+        if self._whole is not None and len(self._whole) + len(body) > _MAX_WHOLE_BYTES:
+            self._whole = None
+        elif self._whole is not None:
+            self._whole += body
 
     def failed(self) -> None:
         """The application has raised an error."""
@@ -161,7 +170,7 @@ class _Answer:
         if self._is_stream:
             return self._meter.tokens()
         try:
-            usage = self._endpoint.usage(self._whole) if self._status < 400 else None
+            usage = self._endpoint.usage(bytes(self._whole)) if self._whole and self._status < 400 else None
         except Exception:  # noqa: BLE001 (whatever the engine answered is its client's business)
             usage = None
         return (usage.output_tokens or 0, usage.cached_tokens) if usage is not None else (0, None)
