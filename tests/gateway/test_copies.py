@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from preble.serving import copies
 from preble.serving.parity import check
 from preble.serving.parity.report import Check, ParityOutcome
 from support.gateways import gateway_before, idle
+from support.linked import linked_profile
 from support.waiting import eventually
 
 BLOCK = 16
@@ -36,16 +36,7 @@ SPEED = 20.0
 @pytest.fixture
 def profile(tmp_path: Path) -> Path:
     """Of a replica on which a copy is far faster than computing."""
-    file = tmp_path / "linked.json"
-    slow = replace(
-        load_profile("tiny-cpu"),
-        prefill_points=((0, 0.0), (1000, 5.0)),
-        kv_bytes_per_token=1000,
-        link_bytes_per_s=1e8,
-        link_latency_s=0.005,
-    )
-    file.write_text(profile_json(slow))
-    return file
+    return linked_profile(tmp_path, s_per_token=0.005, bytes_per_s=1e8, latency_s=0.005)
 
 
 class Pair:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -16,8 +16,8 @@ from preble.config import ParityConfig, ReplicaConfig
 from preble.engines.commands import free_ports
 from preble.engines.launch import Fleet
 from preble.gateway.server import Gateway
-from preble.profiles import load_profile, profile_json
 from support.gateways import gateway_before, idle
+from support.linked import linked_profile
 from support.own_vllm import SUPPORT, own_vllm
 from support.replicas import MODEL_NAME, TEST_TIMEOUT_S
 from support.servers import require_server
@@ -58,20 +58,6 @@ def one_of_a_pair(folder: Path, port: int) -> Fleet:
     }
     arguments = ("--kv-transfer-config", json.dumps(transfer))
     return Fleet(own_vllm(folder, *arguments, path=[SUPPORT / "vllm_host_memory", packages]))
-
-
-def linked(folder: Path) -> Path:
-    """A profile with which nearly every copy pays, and may take long: the machine is busy."""
-    file = folder / "linked.json"
-    slow = replace(
-        load_profile("tiny-cpu"),
-        prefill_points=((0, 0.0), (1000, 100.0)),
-        kv_bytes_per_token=1000,
-        link_bytes_per_s=1e9,
-        link_latency_s=10.0,
-    )
-    file.write_text(profile_json(slow))
-    return file
 
 
 @dataclass(frozen=True)
@@ -119,7 +105,9 @@ async def pair(folder: Path, parity: ParityConfig) -> AsyncIterator[Pair]:
         for fleet in fleets:
             await stack.enter_async_context(fleet)
         replicas = [ReplicaConfig(f.urls[0], kv_peer=f"127.0.0.1:{p}") for f, p in zip(fleets, ports, strict=True)]
-        given = {"profile": str(linked(folder)), "parity": parity}
+        # Nearly every copy pays, and it may take long: the machine is busy.
+        profile = linked_profile(folder, s_per_token=0.1, bytes_per_s=1e9, latency_s=10.0)
+        given = {"profile": str(profile), "parity": parity}
         gateway = await stack.enter_async_context(gateway_before(replicas, **given))
         yield Pair((fleets[0], fleets[1]), gateway)
         await idle(gateway)

@@ -25,7 +25,21 @@ if TYPE_CHECKING:
 
 
 @click.command("profile")
-@option("--url", "The replica: vLLM, or another server with OpenAI's API.", HTTP_URL, required=True)
+@option("--url", "The replica: vLLM, or another server with OpenAI's API.", HTTP_URL)
+@option(
+    "--transfer",
+    "Instead of a replica, measure the link over which replica B copies KV from A.",
+    HTTP_URL,
+    nargs=2,
+    metavar="A B",
+)
+@option("--profile base", "The profile to which --transfer adds the link.", metavar="NAME|FILE")
+@option(
+    "--kv-peer kv_peers",
+    "HOST:PORT of the p2p tier of A, then of B.  [default: as they say, in vLLM's development mode]",
+    nargs=2,
+    metavar="A B",
+)
 @option("-o --output", "File of the profile (.json).", OUTPUT_FILE, required=True, metavar="FILE")
 @option("--name", "Name of the profile.  [default: the file's name]")
 @option("--plot", "Draw measurements and fit (needs the extra `plot`).", OUTPUT_FILE, metavar="PNG")
@@ -51,6 +65,10 @@ def command(
     raw: Path | None,
     typical_batch: int | None,
     json_file: Path | None,
+    url: str | None,
+    transfer: tuple[str, str] | None,
+    base: str | None,
+    kv_peers: tuple[str, str] | None,
     **options: Any,
 ) -> None:
     """Measure how long a replica takes for prefills and decodes, and fit a cost profile.
@@ -63,6 +81,7 @@ def command(
     Examples:
       preble profile --url http://127.0.0.1:8101 -o mine.json --plot mine.png
       preble profile --url http://gpu1:8000 -o h100-llama-3-8b.json --machine "H100 SXM, 80 GB" --raw raw.json
+      preble profile --transfer http://gpu1:8000 http://gpu2:8000 --profile mine.json -o linked.json
     """
     from preble.lab.profiling import fit_profile
     from preble.lab.report import require_matplotlib
@@ -70,7 +89,15 @@ def command(
     if plot is not None:
         require_matplotlib()
     configure_logging("error", "console")
-    measurements = run_cancellable(_measured(**options))
+    if transfer is not None and url is None and base is not None:
+        from preble.cli.profile_link import measure_link
+
+        peers = kv_peers or (None, None)
+        measure_link(transfer, base, peers, output=output, name=name, raw=raw, json_file=json_file, **options)
+        return
+    if url is None or transfer is not None or base is not None:
+        raise click.UsageError("give either --url, or --transfer A B and --profile, which gets the link")
+    measurements = run_cancellable(_measured(url=url, **options))
     fit = fit_profile(
         measurements,
         name=name or output.stem,
@@ -158,17 +185,18 @@ def _table(fit: Fit) -> Table:
     for time in fit.times:
         table.add_row(
             _named(time),
-            _milliseconds(time.measured_s),
-            _milliseconds(time.fitted_s),
+            milliseconds(time.measured_s),
+            milliseconds(time.fitted_s),
             f"{time.relative_error:+.1%}",
             f"{time.spread:.0%}",
         )
     return table
 
 
-def _milliseconds(seconds: float) -> str:
-    """
-    >>> _milliseconds(0.0023456), _milliseconds(12.3456)
+def milliseconds(seconds: float) -> str:
+    """Return seconds as milliseconds, to three digits.
+
+    >>> milliseconds(0.0023456), milliseconds(12.3456)
     ('2.35', '12346')
     """
     return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:.0f}"

@@ -126,6 +126,11 @@ class EmulatedEngine:
         return self._scheduler.stats
 
     @property
+    def copied_bytes(self) -> int:
+        """KV that other replicas have sent."""
+        return self.copied_tokens * (self._cost_model.profile.kv_bytes_per_token or 0)
+
+    @property
     def num_running(self) -> int:
         return self._scheduler.num_running
 
@@ -173,7 +178,8 @@ class EmulatedEngine:
                 blocks, one = await self.peers.blocks(source), prompts[0]
                 come = num_cached_blocks(one.tokens, one.namespace, self.block_size, blocks) * self.block_size
                 link_s = self._cost_model.link_s(come)
-                await asyncio.sleep(0.0 if link_s == inf else link_s / self._speed)
+                takes_s = link_s + self._cost_model.link_latency_s if 0.0 < link_s < inf else 0.0
+                await asyncio.sleep(takes_s / self._speed)
                 yield [replace(prompt, copied=blocks) for prompt in prompts]
         except SharedId as death:
             self._death = death

@@ -53,10 +53,18 @@ class MetricsPage(Collector):
         if self._engines[0].peers is not None:
             family = CounterMetricFamily("vllm:kv_offload_tiering_chunk_hits", "Chunks copied.", labels=_LABELS)
             yield self._of_each(family, lambda e: e.copied_tokens // e.block_size)
+            yield self._copied_bytes()
 
     def _of_each(self, family: Family, value: Callable[[EmulatedEngine], float]) -> Family:
         for rank, engine in enumerate(self._engines):
             family.add_metric((self._model, str(rank)), value(engine))
+        return family
+
+    def _copied_bytes(self) -> Metric:
+        text = "KV that has come from other replicas."
+        family = CounterMetricFamily("vllm:kv_offload_tiering_read_bytes", text, labels=(*_LABELS, "tier"))
+        for rank, engine in enumerate(self._engines):
+            family.add_metric((self._model, str(rank), "1:p2p"), engine.copied_bytes)
         return family
 
     def _cache_config(self) -> Metric:

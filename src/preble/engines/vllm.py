@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
@@ -171,6 +173,15 @@ class VllmEngine(ReportingEngine):
         if not live:
             self._say_no_events()
         return tuple(self._endpoints_at(s.endpoint or "", s.replay_endpoint, s.topic) for s in live)
+
+
+def copied_from(peer: str) -> dict[str, Any]:
+    """Return the `kv_transfer_params` with which one prompt's KV is copied from `peer`, another one's `kv_peer`.
+
+    Each has an id of its own: two prompts under one end vLLM 0.32.
+    """
+    host, _, port = peer.rpartition(":")
+    return {"remote_kv_source": {"kv_request_id": uuid4().hex, "remote_host": host, "remote_port": int(port)}}
 
 
 def _ignores_priority(version: str | None) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from preble.engines import AwaitedAnswer, Engine
+from preble.engines.vllm import copied_from
 from preble.errors import EngineError, EngineProtocolError
 from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 
@@ -37,24 +38,25 @@ class Timer:
         self._model = model
         self._decoder = msgspec.json.Decoder(CompletionEvent)
 
-    async def ask(self, prompt: Sequence[int], output_tokens: int) -> TimedAnswer:
-        """Generate exactly `output_tokens` tokens after `prompt`.
+    async def ask(self, prompt: Sequence[int], output_tokens: int, peer: str | None = None) -> TimedAnswer:
+        """Generate exactly `output_tokens` tokens after `prompt`. `peer`: from where its KV is to be copied.
 
         Raises: EngineError: the replica fails, refuses the request, or generates another number of tokens.
         """
-        body = msgspec.json.encode(
-            {
-                "model": self._model,
-                "prompt": prompt,
-                "max_tokens": output_tokens,
-                "temperature": 0,
-                "ignore_eos": True,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        )
+        body: dict[str, object] = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if peer is not None:
+            body["kv_transfer_params"] = copied_from(peer)
+        encoded = msgspec.json.encode(body)
         sent_s = asyncio.get_running_loop().time()
-        async with self._engine.send(PATH, body, {}) as response:
+        async with self._engine.send(PATH, encoded, {}) as response:
             if response.status != 200:
                 raise await self._refusal(response)
             arrivals, usage = await self._receive(response)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
 import msgspec
 from msgspec import Struct
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, unpack_tokens
 from preble.engines.adapter import Engine
 from preble.engines.awaited import AwaitedAnswer
+from preble.engines.vllm import copied_from
 from preble.errors import EngineProtocolError, EngineRefused
 from preble.prompts.endpoints import COMPLETIONS
 from preble.prompts.endpoints.answers import decoded_answer
@@ -129,14 +128,12 @@ async def copy_prefix(
 ) -> int | None:
     """Have a replica copy a prefix, all tokens but the last. Returns how many it has cached then, None if it does not
     say. `peer`: `Engine.kv_peer` of the source. Raises: EngineError."""
-    host, _, port = peer.rpartition(":")
-    source = {"kv_request_id": uuid4().hex, "remote_host": host, "remote_port": int(port)}
     body = {
         "model": model,
         "prompt": list(unpack_tokens(prefix)),
         "max_tokens": 1,
         "temperature": 0,
-        "kv_transfer_params": {"remote_kv_source": source},
+        "kv_transfer_params": copied_from(peer),
     }
     if salt is not None:
         body["cache_salt"] = salt

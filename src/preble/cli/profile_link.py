@@ -1,0 +1,82 @@
+"""`preble profile --transfer`: measure the link between two running replicas, and add it to a profile."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import SystemRandom
+from statistics import median
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from preble.cli.output import STDOUT, write_json, write_result
+from preble.cli.profile import milliseconds
+from preble.cli.running import run_cancellable
+from preble.core.costs.model import CostModel, CostProfile
+from preble.engines import connect
+from preble.lab.profiling.link import LinkMeasurements, LinkMeasuring, with_link
+from preble.lab.report.progress import progress
+from preble.profiles import load_profile, profile_json
+
+
+def measure_link(
+    urls: tuple[str, str],
+    base: str,
+    kv_peers: tuple[str | None, str | None],
+    *,
+    output: Path,
+    name: str | None,
+    raw: Path | None,
+    json_file: Path | None,
+    **options: Any,
+) -> None:
+    """Measure copies from the first replica to the second, and write the profile with the link."""
+    profile = load_profile(base)
+    measured = run_cancellable(_measured(urls, kv_peers, **options))
+    linked = with_link(replace(profile, name=name or output.stem), measured)
+    write_result(output, profile_json(linked).encode())
+    if raw is not None:
+        write_result(raw, msgspec.json.format(msgspec.json.encode(measured)))
+    write_json(json_file, {"profile": linked, "copies": measured.copies, "seed": measured.seed})
+    if json_file != STDOUT:
+        Console().print(_table(linked, measured))
+
+
+async def _measured(
+    urls: tuple[str, str],
+    kv_peers: tuple[str | None, str | None],
+    *,
+    api_key: str | None,
+    seed: int | None,
+    quick: bool,
+    model: str | None,
+    max_tokens: int | None,
+    **others: Any,
+) -> LinkMeasurements:
+    source, target = (connect(url, api_key=api_key, kv_peer=peer) for url, peer in zip(urls, kv_peers, strict=True))
+    seed = SystemRandom().randrange(2**32) if seed is None else seed
+    measuring = LinkMeasuring(source, target, seed=seed, quick=quick, model=model, max_tokens=max_tokens)
+    try:
+        with progress(f"copying from {urls[0]} to {urls[1]}", "copies") as tell:
+            return await measuring.run(tell)
+    finally:
+        await source.close()
+        await target.close()
+
+
+def _table(profile: CostProfile, measured: LinkMeasurements) -> Table:
+    rate = (profile.link_bytes_per_s or 0.0) / 1e9
+    title = (
+        f"{profile.name}: {profile.kv_bytes_per_token} bytes a token, {rate:.4g} GB/s, and "
+        f"{milliseconds(profile.link_latency_s)} ms for each copy"
+    )
+    table = Table("tokens", "computed ms", "copied ms", "fitted ms", title=title, title_justify="left")
+    model = CostModel(profile)
+    for times in measured.copies:
+        fitted_s = profile.link_latency_s + model.link_s(times.tokens)
+        seconds = (median(times.computed_s), median(times.copied_s), fitted_s)
+        table.add_row(str(times.tokens), *map(milliseconds, seconds))
+    return table
