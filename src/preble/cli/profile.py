@@ -185,18 +185,18 @@ def _table(fit: Fit) -> Table:
     for time in fit.times:
         table.add_row(
             _named(time),
-            milliseconds(time.measured_s),
-            milliseconds(time.fitted_s),
+            time_text(time.measured_s),
+            time_text(time.fitted_s),
             f"{time.relative_error:+.1%}",
             f"{time.spread:.0%}",
         )
     return table
 
 
-def milliseconds(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     """Return seconds as milliseconds, to three digits.
 
-    >>> milliseconds(0.0023456), milliseconds(12.3456)
+    >>> time_text(0.0023456), time_text(12.3456)
     ('2.35', '12346')
     """
     return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:.0f}"

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from preble.cli.output import STDOUT, write_json, write_result
-from preble.cli.profile import milliseconds
+from preble.cli.profile import time_text
 from preble.cli.running import run_cancellable
 from preble.core.costs.model import CostModel, CostProfile
 from preble.engines import connect
@@ -71,12 +71,12 @@ def _table(profile: CostProfile, measured: LinkMeasurements) -> Table:
     rate = (profile.link_bytes_per_s or 0.0) / 1e9
     title = (
         f"{profile.name}: {profile.kv_bytes_per_token} bytes a token, {rate:.4g} GB/s, and "
-        f"{milliseconds(profile.link_latency_s)} ms for each copy"
+        f"{time_text(profile.link_latency_s)} ms for each copy"
     )
     table = Table("tokens", "computed ms", "copied ms", "fitted ms", title=title, title_justify="left")
     model = CostModel(profile)
     for times in measured.copies:
         fitted_s = profile.link_latency_s + model.link_s(times.tokens)
         seconds = (median(times.computed_s), median(times.copied_s), fitted_s)
-        table.add_row(str(times.tokens), *map(milliseconds, seconds))
+        table.add_row(str(times.tokens), *map(time_text, seconds))
     return table

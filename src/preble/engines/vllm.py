@@ -175,7 +175,7 @@ class VllmEngine(ReportingEngine):
         return tuple(self._endpoints_at(s.endpoint or "", s.replay_endpoint, s.topic) for s in live)
 
 
-def copied_from(peer: str) -> dict[str, Any]:
+def copy_source(peer: str) -> dict[str, Any]:
     """Return the `kv_transfer_params` with which one prompt's KV is copied from `peer`, another one's `kv_peer`.
 
     Each has an id of its own: two prompts under one end vLLM 0.32.

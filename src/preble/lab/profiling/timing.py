@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from preble.engines import AwaitedAnswer, Engine
-from preble.engines.vllm import copied_from
+from preble.engines.vllm import copy_source
 from preble.errors import EngineError, EngineProtocolError
 from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, server_sent_data
 
@@ -53,7 +53,7 @@ class Timer:
             "stream_options": {"include_usage": True},
         }
         if peer is not None:
-            body["kv_transfer_params"] = copied_from(peer)
+            body["kv_transfer_params"] = copy_source(peer)
         encoded = msgspec.json.encode(body)
         sent_s = asyncio.get_running_loop().time()
         async with self._engine.send(PATH, encoded, {}) as response:

@@ -8,7 +8,7 @@ from msgspec import Struct
 from preble.core.types import TOKEN_BYTES, PackedTokens, unpack_tokens
 from preble.engines.adapter import Engine
 from preble.engines.awaited import AwaitedAnswer
-from preble.engines.vllm import copied_from
+from preble.engines.vllm import copy_source
 from preble.errors import EngineProtocolError, EngineRefused
 from preble.prompts.endpoints import COMPLETIONS
 from preble.prompts.endpoints.answers import decoded_answer
@@ -133,7 +133,7 @@ async def copy_prefix(
         "prompt": list(unpack_tokens(prefix)),
         "max_tokens": 1,
         "temperature": 0,
-        "kv_transfer_params": copied_from(peer),
+        "kv_transfer_params": copy_source(peer),
     }
     if salt is not None:
         body["cache_salt"] = salt
