@@ -17,6 +17,11 @@ def benchmark() -> Any:
     return script("benchmarks/repro/copies.py")
 
 
+@pytest.fixture(scope="module")
+def of_fleet() -> Any:
+    return script("benchmarks/repro/drain_copies.py")
+
+
 def test_the_table_is_that_of_the_kept_results(benchmark: Any) -> None:
     assert f"<!-- copies -->\n{benchmark.table(benchmark.known())}\n<!-- end -->" in PAGE
 
@@ -30,3 +35,19 @@ def test_every_result_is_of_a_case_that_there_is(benchmark: Any) -> None:
 def test_the_70b_copies_nothing_over_a_slow_link(benchmark: Any) -> None:
     over_slow = [one for one in benchmark.known().values() if one.link_gb_per_s == benchmark.SLOW]
     assert over_slow and not any(one.copies for one in over_slow)
+
+
+def test_the_table_of_drains_is_that_of_the_kept_results(of_fleet: Any) -> None:
+    assert f"<!-- drain-copies -->\n{of_fleet.table(of_fleet.known())}\n<!-- end -->" in PAGE
+
+
+def test_a_drained_replicas_sessions_compute_at_most_half_of_what_they_would_without_copies(of_fleet: Any) -> None:
+    found = of_fleet.known()
+    drains = [name for name, case in of_fleet.CASES.items() if case.failures is of_fleet.DRAIN]
+    assert len(drains) >= 3
+    for name in drains:
+        for seed in of_fleet.SEEDS:
+            share, without = (
+                found[name, copies, seed].computed / found[name, copies, seed].prompt for copies in (True, False)
+            )
+            assert share <= without / 2

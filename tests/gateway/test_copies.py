@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.config import ParityConfig, ReplicaConfig
+from preble.config import AuthConfig, ParityConfig, ReplicaConfig
 from preble.decisions.recent import Decision
 from preble.emulator import EmulatorConfig, EmulatorServer
-from preble.emulator.peers import SharedId
+from preble.emulator.peers import KvSource, SharedId
 from preble.engines import Engine
 from preble.gateway.server import Gateway
 from preble.profiles import load_profile, profile_json
@@ -31,6 +31,7 @@ BLOCK = 16
 PROMPT = list(range(1, 20 * BLOCK + 6))
 WHOLE = 20 * BLOCK
 SPEED = 20.0
+ADMIN = AuthConfig(admin_keys=("root",))
 
 
 @pytest.fixture
@@ -99,6 +100,12 @@ class Pair:
         newest = next(one for one in self.gateway.serving.recent.latest(5) if one.transfer is not None)
         return target, answer, newest
 
+    async def row(self, url: str) -> dict[str, Any]:
+        """What `GET /replicas` says of a replica; nothing if it is gone."""
+        async with self.http.get("/replicas") as answer:
+            rows = (await answer.json())["replicas"]
+        return next((row for row in rows if row["url"] == url), {})
+
     def num_copies(self, outcome: str) -> float:
         text = self.gateway.serving.telemetry.exposition().decode()
         found = re.findall(rf'preble_copies_total{{.*outcome="{outcome}".*}} (\S+)', text)
@@ -106,16 +113,20 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(profile: Path, parity: ParityConfig | None = None, **settings: Any) -> AsyncIterator[Pair]:
+async def pair(
+    profile: Path, parity: ParityConfig | None = None, *, joined: int = 2, **settings: Any
+) -> AsyncIterator[Pair]:
+    """`joined`: how many of the two are replicas of the gateway already."""
     async with AsyncExitStack() as stack:
         config = EmulatorConfig(
             profile=str(profile), speed=SPEED, events_port=0, block_size=BLOCK, kv_tokens=20_000, p2p=True
         )
         servers = [await stack.enter_async_context(EmulatorServer(config)) for _ in range(2)]
-        replicas = [ReplicaConfig(server.url) for server in servers]
-        more = {"profile": str(profile), "parity": parity or ParityConfig(enabled=False), **settings}
+        replicas = [ReplicaConfig(server.url) for server in servers[:joined]]
+        more = {"profile": str(profile), "parity": parity or ParityConfig(enabled=False), "auth": ADMIN, **settings}
         gateway = await stack.enter_async_context(gateway_before(replicas, **more))
-        http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
+        headers = {"authorization": "Bearer root"}
+        http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url, headers=headers))
         yield Pair(servers, gateway, http)
         await idle(gateway)
 
@@ -173,6 +184,48 @@ async def test_a_client_that_leaves_during_a_copy_leaves_nothing_behind(profile:
             asking.cancel()
             await eventually(lambda: two.gateway.serving.num_in_flight == 1, "it has ended")
         assert two.num_copies("ok") == two.num_copies("failed") == 0
+
+
+async def test_the_sessions_of_a_drained_replica_are_copied_from_it_and_only_then_may_it_go(profile: Path) -> None:
+    async with pair(profile) as two:
+        source = await two.cached_at_one()
+        peers, may_send = two.other(source).engine.peers, asyncio.Event()
+        assert peers is not None
+        blocks = peers.blocks
+
+        async def when_let(kv_source: KvSource) -> frozenset[int]:
+            await may_send.wait()
+            return await blocks(kv_source)
+
+        peers.blocks = when_let  # type: ignore[method-assign]
+        async with two.http.post("/replicas/drain", params={"url": source}) as answer:
+            assert answer.status == 200
+        assert (await two.row(source))["safe_to_remove"]
+        asking = asyncio.create_task(two.ask())
+        await eventually(lambda: two.gateway.serving.num_in_flight == 1, "it waits for its copy")
+        row = await two.row(source)
+        assert (row["state"], row["running"], row["safe_to_remove"]) == ("draining", 1, False)
+        async with two.http.delete("/replicas", params={"url": source}) as answer:
+            assert answer.status == 202, "it leaves once the copy from it has ended"
+        may_send.set()
+        target, answer_of_target = await asking
+        assert target == two.other(source).url
+        assert answer_of_target["usage"]["prompt_tokens_details"]["cached_tokens"] == WHOLE
+        await eventually(lambda: source not in two.gateway.serving.replicas, "it has left")
+        assert (two.num_copies("ok"), two.num_copies("failed")) == (1, 0)
+
+
+async def test_a_replica_that_joins_copies_what_is_hot(profile: Path) -> None:
+    async with pair(profile, joined=1) as two:
+        source, new = [server.url for server in two.servers]
+        await two.cached_at_one()
+        async with two.http.post("/replicas", json={"url": new}) as answer:
+            assert answer.status == 201
+        await eventually(lambda: new in two.gateway.serving.replicas, "it has joined")
+        target, answer_of_new, decision = await two.ask_while_busy(source)
+        assert target == new
+        assert answer_of_new["usage"]["prompt_tokens_details"]["cached_tokens"] == WHOLE
+        assert decision.transfer is not None and decision.transfer.source == source
 
 
 async def test_without_a_link_in_the_profile_nobody_looks_for_copies(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ cluster_options = all_of(
     option("--window-s", "How far back load counts (H), in seconds.", POSITIVE_FLOAT, default=180.0),
     option(
         "--fail failures",
-        "At T seconds the replica is lost, added or restarted. Repeatable.",
+        "At T seconds the replica is lost, added, restarted or drained. Repeatable.",
         multiple=True,
         metavar="T:KIND:REPLICA",
     ),

@@ -12,12 +12,14 @@ wait here has a bound, and a replica whose copies fail again and again is left o
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import structlog
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Transfer, unpack_tokens
 from preble.core.types.life import TRANSFER_FAILED, TRANSFERRED
+from preble.engines.http import HttpClient
 from preble.engines.media_marks import FIRST_MARK
 from preble.errors import EngineError, RequestError
 from preble.serving.parity.answers import copy_prefix
@@ -33,11 +35,12 @@ the prefix meanwhile."""
 
 
 class Copies:
-    """Carries out the copies of placements."""
+    """Carries out the copies of placements. `sending`: how many each server is the source of now, by its client."""
 
     def __init__(self, scheduler: GlobalScheduler, replicas: LiveReplicas) -> None:
         self._scheduler = scheduler
         self._replicas = replicas
+        self.sending: Counter[HttpClient] = Counter()
 
     def allow(self, replica: LiveReplica, *, allowed: bool) -> None:
         """Let a replica take part in copies, or not. Nothing happens if it has left, or copies nothing anyway."""
@@ -68,7 +71,8 @@ class Copies:
         salt = placed.terms.caller.cache_salt(None)
         if prefix is None or self._replicas.of_model(placed.terms.model).namespace(salt) != placed.request.namespace:
             return False
-        cached = 0
+        cached, server = 0, Counter((source.engine.http,))
+        self.sending += server
         try:
             async with asyncio.timeout(LEAST_WAIT_S + PATIENCE * transfer.seconds):
                 cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine.kv_peer, salt) or 0
@@ -76,6 +80,8 @@ class Copies:
             reason = str(error) or "it took too long"
         else:
             reason = f"{cached} of {placed.placement.matched_tokens} tokens were cached then"
+        finally:
+            self.sending -= server  # which also forgets a server at 0
         missing = placed.placement.matched_tokens - cached
         if missing <= 0:
             source.failed_copies = target.failed_copies = 0

@@ -168,8 +168,9 @@ class Placements:
         return _LEAST_WAIT_S + self.scheduler.cost_model.prefill_s(missed, placement.matched_tokens)
 
     def running(self) -> Counter[HttpClient]:
-        """Return how many requests run at each server, by its client. O(placements that have not ended)."""
-        return Counter(placed.engine.http for placed in (*self.in_flight.values(), *self._lost))
+        """Return how many requests run at each server, by its client, and copies from it. O(placements not ended)."""
+        running = Counter(placed.engine.http for placed in (*self.in_flight.values(), *self._lost))
+        return running + self.copies.sending
 
     def lose(self, orphans: Sequence[Request], loss: Lost) -> None:
         """The scheduler has forgotten requests whose replica has left the rotation. They may still end well there.

@@ -89,7 +89,7 @@ def test_it_fails_if_every_request_does() -> None:
     ("arguments", "says"),
     [
         (("--rps", "1", "--fail", "5:lost:r9"), "replica 'r9' is not there"),
-        (("--rps", "1", "--fail", "soon:lost:r0"), "SECONDS:lost|added|restarted:REPLICA"),
+        (("--rps", "1", "--fail", "soon:lost:r0"), "SECONDS:lost|added|restarted|drained:REPLICA"),
         (("--rps", "1", "--profile", "h900"), "no profile is called 'h900'"),
         (("--rps", "1", "--policy", "best"), "unknown policy 'best'"),
         (("--workload", "nope"), "neither a file nor one of"),

@@ -26,6 +26,8 @@ class FailureKind(StrEnum):
     """A replica with an empty cache joins."""
     RESTARTED = "restarted"
     """It dies and is back at once, its cache empty."""
+    DRAINED = "drained"
+    """It gets no new requests. What runs there goes on, and others can copy from it, until it is lost."""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -37,7 +39,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Failure:
-        """Read the form SECONDS:lost|added|restarted:REPLICA. Raises: ConfigError.
+        """Read the form SECONDS:lost|added|restarted|drained:REPLICA. Raises: ConfigError.
 
         >>> Failure.parse("12.5:lost:r1")
         Failure(time_s=12.5, kind=<FailureKind.LOST: 'lost'>, replica='r1')
@@ -49,7 +51,7 @@ class Failure(msgspec.Struct, frozen=True):
         except ValueError:
             time_s, kind = math.nan, FailureKind.LOST
         if not (math.isfinite(time_s) and time_s >= 0 and replica):
-            raise ConfigError(f"{text!r} is not SECONDS:lost|added|restarted:REPLICA, such as 60:lost:r1")
+            raise ConfigError(f"{text!r} is not SECONDS:lost|added|restarted|drained:REPLICA, such as 60:lost:r1")
         return cls(time_s, kind, replica)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from math import inf
 
@@ -100,6 +100,7 @@ class Simulation:
         """When the scheduler's timer is due; minus infinity while that is to be asked."""
         self._agenda = Agenda()
         self._live: dict[ReplicaId, SimReplica] = {}
+        self._drained: frozenset[ReplicaId] = frozenset()
         self._all_replicas: list[SimReplica] = []
         self._calls: dict[RequestId, _Call] = {}
         self._records: list[RequestRecord] = []
@@ -173,7 +174,7 @@ class Simulation:
         request.promise(self.target_of(asked), now)
         start_by = None
         if request.has_target:
-            forecast = self._scheduler.forecast(request, now)
+            forecast = self._scheduler.forecast(self._held_back(request), now)
             if forecast.is_possible(request, now):
                 if forecast.late_s(request, now) > 0.0:
                     self._end(call, now, error=REFUSED)
@@ -200,7 +201,7 @@ class Simulation:
 
     def _place(self, call: _Call, now: float) -> None:
         try:
-            placement = self._timed_scheduler.place(call.request, now)
+            placement = self._timed_scheduler.place(self._held_back(call.request), now)
         except NoReplicaError:
             self._end(call, now, error=NO_REPLICA)
             return
@@ -220,6 +221,10 @@ class Simulation:
             self._agenda.at(now + self.config.dispatch_s, Priority.ARRIVAL, deliver)
         else:
             deliver(now)
+
+    def _held_back(self, request: Request) -> Request:
+        """Return the request as the scheduler gets it, which places it on no drained replica."""
+        return replace(request, avoid=self._drained) if self._drained else request
 
     def _copy(self, call: _Call, placement: Placement, now: float) -> None:
         """Let a placement's copy wait for the links; the request goes to its replica when it is there."""
@@ -354,6 +359,10 @@ class Simulation:
 
     def _fail(self, failure: Failure, now: float) -> None:
         replica_id = ReplicaId(failure.replica)
+        if failure.kind is FailureKind.DRAINED:
+            self._drained |= {replica_id}
+            return
+        self._drained -= {replica_id}
         orphans: list[Request] = []
         if failure.kind is not FailureKind.ADDED:
             self._live.pop(replica_id).lose(now)

@@ -1,0 +1,193 @@
+"""What copies gain when a replica drains or joins, against `preble` without copies (docs/concepts/copies.md).
+
+    python benchmarks/repro/drain_copies.py          # minutes; what is kept already is not run again
+    python benchmarks/repro/drain_copies.py --draw   # fill in the page from the results that are there
+
+The same requests with and without links between the replicas, in turns. A replica drains for half a minute and is gone
+then; or one joins. Results: benchmarks/results/drain_copies.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+import msgspec
+from made_by import note
+from page import fill
+
+from preble.lab.metrics import RequestRecord
+from preble.lab.metrics.estimates import estimate
+from preble.lab.metrics.summary import percentile
+from preble.lab.sim import Failure, FailureKind, SimConfig, SimLinks, simulate
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.workloads import Workload, WorkloadPlan
+from preble.profiles import load_profile, with_kv_size
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "concepts" / "copies.md"
+RESULTS = ROOT / "benchmarks" / "results" / "drain_copies.json"
+SEEDS = (10, 11, 12, 13, 14, 15)
+LINK_GB_PER_S = 12.5
+CHANGE_S, LASTS_S = 30.0, 30.0
+"""When the replica drains or joins, and how long afterwards requests count. Then the drained one is gone."""
+DRAIN = (Failure(CHANGE_S, FailureKind.DRAINED, "r0"), Failure(CHANGE_S + LASTS_S, FailureKind.LOST, "r0"))
+JOIN = (Failure(CHANGE_S, FailureKind.ADDED, "new"),)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload at one rate, while a replica drains or joins."""
+
+    source: str
+    requests: int
+    rps: float
+    replicas: int
+    failures: tuple[Failure, ...]
+    options: Mapping[str, object] = field(default_factory=dict)
+    profile: str = "a6000-mistral-7b"
+
+
+CASES: Mapping[str, Case] = {
+    "conversations, one of 4 drains": Case("multiturn", 2400, 30, 4, DRAIN),
+    "conversations with 20 assistants, one of 4 drains": Case("multiturn", 2400, 30, 4, DRAIN, {"num_prefixes": 20}),
+    "conversations, 70B, one of 4 drains": Case("multiturn", 2400, 30, 4, DRAIN, profile="h100x2-llama-3-70b"),
+    "conversations, a fourth joins": Case("multiturn", 2400, 30, 3, JOIN),
+    "tool use, a fourth joins": Case("toolbench", 2400, 30, 3, JOIN),
+}
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One run: of the requests that count, `num_requests` with `prompt` tokens, `computed` of them computed.
+
+    They are each drained session's first request afterwards, or those on the new replica. `ttft_p99_s`, `e2e_mean_s`:
+    of all requests of that time; `copied`: tokens, in the whole run.
+    """
+
+    case: str
+    copies: bool
+    seed: int
+    num_requests: int
+    prompt: int
+    computed: int
+    copied: int
+    ttft_p99_s: float
+    e2e_mean_s: float
+
+    @property
+    def key(self) -> tuple[str, bool, int]:
+        return self.case, self.copies, self.seed
+
+
+def measure(name: str, copies: bool, seed: int) -> Measured:
+    case = CASES[name]
+    plan = WorkloadPlan(source=case.source, requests=case.requests, rps=case.rps, seed=seed, **case.options)  # type: ignore[arg-type]
+    workload = plan.make()
+    config = SimConfig(
+        profile=with_kv_size(load_profile(case.profile)),
+        replicas=case.replicas,
+        seed=seed,
+        failures=case.failures,
+        links=SimLinks(bytes_per_s=LINK_GB_PER_S * 1e9) if copies else None,
+    )
+    with fewer_collections():
+        result = simulate(config, workload)
+    records = {record.request_id: record for record in result.records}
+    then = [record for record in result.records if CHANGE_S <= record.scheduled_s < CHANGE_S + LASTS_S]
+    of_drained = first_requests_of_drained(workload, records)
+    counted = of_drained if case.failures is DRAIN else [record for record in then if record.replica == "new"]
+    return Measured(
+        case=name,
+        copies=copies,
+        seed=seed,
+        num_requests=len(counted),
+        prompt=sum(record.prompt_tokens for record in counted),
+        computed=sum(record.prompt_tokens - (record.cached_tokens or 0) for record in counted),
+        copied=sum(totals.copied_tokens for totals in result.replicas.values()),
+        ttft_p99_s=percentile(sorted(record.ttft_s for record in then if record.ttft_s is not None), 99),
+        e2e_mean_s=sum(record.end_s - record.scheduled_s for record in then) / len(then),
+    )
+
+
+def first_requests_of_drained(workload: Workload, records: Mapping[str, RequestRecord]) -> list[RequestRecord]:
+    """Return, of each session whose last request had been on the drained replica, the first one while it drains."""
+    found = []
+    for session in workload.sessions():
+        of_one = [records[request.request_id] for request in session if request.request_id in records]
+        before = [record for record in of_one if record.scheduled_s < CHANGE_S]
+        after = [record for record in of_one if CHANGE_S <= record.scheduled_s < CHANGE_S + LASTS_S]
+        if before and after and before[-1].replica == "r0":
+            found.append(after[0])
+    return found
+
+
+def known() -> dict[tuple[str, bool, int], Measured]:
+    if not RESULTS.exists():
+        return {}
+    return {one.key: one for one in msgspec.json.decode(RESULTS.read_bytes(), type=list[Measured])}
+
+
+def keep(found: Mapping[tuple[str, bool, int], Measured]) -> None:
+    order = [*CASES]
+    rows = sorted(found.values(), key=lambda one: (order.index(one.case), one.seed, one.copies))
+    RESULTS.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, rows)) + b"\n]\n")
+
+
+def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
+    found = known()
+    wanted = [(name, copies, seed) for name in names for seed in seeds for copies in (False, True)]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        pending = [pool.submit(measure, *key) for key in wanted if key not in found]
+        for future in as_completed(pending):
+            one = future.result()
+            found[one.key] = one
+            keep(found)
+            print(one, flush=True)
+
+
+def table(found: Mapping[tuple[str, bool, int], Measured]) -> str:
+    """Markdown: for each case, what is computed without and with copies, and the changes of times."""
+    rows = [
+        "| what happens | requests | computed, no copies | computed, copies | change | TTFT p99 | E2E mean |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, case in CASES.items():
+        without = [found[name, False, seed] for seed in SEEDS]
+        with_copies = [found[name, True, seed] for seed in SEEDS]
+        shares = [sum(o.computed for o in ones) / sum(o.prompt for o in ones) for ones in (without, with_copies)]
+        rows.append(
+            f"| {name}, {case.rps:g} requests/s | {sum(one.num_requests for one in without)} | {shares[0]:.0%} "
+            f"| {shares[1]:.0%} "
+            f"| {_change(*([one.computed / one.prompt for one in ones] for ones in (with_copies, without)))} "
+            f"| {_change(*([one.ttft_p99_s for one in ones] for ones in (with_copies, without)))} "
+            f"| {_change(*([one.e2e_mean_s for one in ones] for ones in (with_copies, without)))} |"
+        )
+    return "\n".join(rows)
+
+
+def _change(values: list[float], others: list[float]) -> str:
+    found = estimate([100 * (value / other - 1) for value, other in zip(values, others, strict=True)])
+    half = "" if found.half_width is None else f" ± {found.half_width:.0f}"
+    return f"{found.mean:+.0f}{half} %"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=[*CASES])
+    parser.add_argument("--seed", action="append", type=int)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--draw", action="store_true")
+    given = parser.parse_args()
+    if not given.draw:
+        run(given.case or [*CASES], tuple(given.seed or SEEDS), given.jobs)
+        note("drain_copies")
+    fill([PAGE], {"drain-copies": table(known()) + "\n"})
+
+
+if __name__ == "__main__":
+    main()
