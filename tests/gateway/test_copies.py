@@ -189,11 +189,12 @@ async def test_a_client_that_leaves_during_a_copy_leaves_nothing_behind(profile:
 async def test_the_sessions_of_a_drained_replica_are_copied_from_it_and_only_then_may_it_go(profile: Path) -> None:
     async with pair(profile) as two:
         source = await two.cached_at_one()
-        peers, may_send = two.other(source).engine.peers, asyncio.Event()
+        peers, asked, may_send = two.other(source).engine.peers, asyncio.Event(), asyncio.Event()
         assert peers is not None
         blocks = peers.blocks
 
         async def when_let(kv_source: KvSource) -> frozenset[int]:
+            asked.set()
             await may_send.wait()
             return await blocks(kv_source)
 
@@ -202,7 +203,7 @@ async def test_the_sessions_of_a_drained_replica_are_copied_from_it_and_only_the
             assert answer.status == 200
         assert (await two.row(source))["safe_to_remove"]
         asking = asyncio.create_task(two.ask())
-        await eventually(lambda: two.gateway.serving.num_in_flight == 1, "it waits for its copy")
+        await asked.wait()
         row = await two.row(source)
         assert (row["state"], row["running"], row["safe_to_remove"]) == ("draining", 1, False)
         async with two.http.delete("/replicas", params={"url": source}) as answer:

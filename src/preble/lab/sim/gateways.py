@@ -64,8 +64,8 @@ class Gateways:
         ]
         self.told_bytes = 0
         self._group = group
+        self._seed = settings.seed
         self._rng = Random(settings.seed)
-        self._gateway_of: dict[RequestId, int] = {}
         self._on_the_way: list[tuple[float, int, int, PeerId, Message]] = []
         self._order = count()
         self._now = 0.0
@@ -105,32 +105,31 @@ class Gateways:
         return self.schedulers[0].policy
 
     def forecast(self, request: Request, now: float) -> Forecast:
-        return self._scheduler_of(request).forecast(request, now)
+        return self._scheduler_of(request.request_id).forecast(request, now)
 
     def place(self, request: Request, now: float) -> Placement:
         self._now = now
-        return self._scheduler_of(request).place(request, now)
+        return self._scheduler_of(request.request_id).place(request, now)
 
-    def _scheduler_of(self, request: Request) -> GlobalScheduler:
-        at = self._gateway_of.setdefault(request.request_id, self._rng.randrange(len(self.schedulers)))
-        return self.schedulers[at]
+    def _scheduler_of(self, request_id: RequestId) -> GlobalScheduler:
+        """Return the request's gateway. It follows from the id, so that nobody must remember who is never placed."""
+        return Random(f"{self._seed}/{request_id}").choice(self.schedulers)
 
     def on_transferred(self, request_id: RequestId, now: float) -> None:
-        self.schedulers[self._gateway_of[request_id]].on_transferred(request_id, now)
+        self._scheduler_of(request_id).on_transferred(request_id, now)
 
     def on_transfer_failed(self, request_id: RequestId, now: float) -> None:
-        self.schedulers[self._gateway_of[request_id]].on_transfer_failed(request_id, now)
+        self._scheduler_of(request_id).on_transfer_failed(request_id, now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         self._now = now
-        self.schedulers[self._gateway_of[request_id]].on_first_token(request_id, now)
+        self._scheduler_of(request_id).on_first_token(request_id, now)
 
     def on_finish(
         self, request_id: RequestId, output_tokens: int, now: float, *, cached_tokens: int | None = None
     ) -> None:
         self._now = now
-        scheduler = self.schedulers[self._gateway_of.pop(request_id)]
-        scheduler.on_finish(request_id, output_tokens, now, cached_tokens=cached_tokens)
+        self._scheduler_of(request_id).on_finish(request_id, output_tokens, now, cached_tokens=cached_tokens)
 
     # -- replicas: every gateway follows them -------------------------------------------------------------------------
 

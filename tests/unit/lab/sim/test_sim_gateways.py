@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 import pytest
 
 from preble.core.types import ReplicaId, ReplicaSpec, Request
-from preble.errors import ConfigError
+from preble.errors import ConfigError, NoReplicaError
 from preble.lab.sim import Cut, GatewayGroup, SimConfig, Simulation, simulate
 from preble.lab.sim.gateways import Gateways
 from preble.lab.workloads import WorkloadPlan
@@ -87,3 +89,12 @@ def test_a_cut_that_is_none_is_refused(text: str) -> None:
 def test_a_group_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         GatewayGroup(**wrong)  # type: ignore[arg-type]
+
+
+def test_requests_that_are_never_placed_leave_nothing_at_their_gateway() -> None:
+    gateways = Gateways(SimConfig(profile=PROFILE, replicas=0), GatewayGroup(gateways=2))
+    sizes = {name: len(kept) for name, kept in vars(gateways).items() if isinstance(kept, Sized)}
+    for i in range(50):
+        with pytest.raises(NoReplicaError):
+            gateways.place(Request.of(f"r{i}", [1, 2, 3]), 0.0)
+    assert {name: len(kept) for name, kept in vars(gateways).items() if isinstance(kept, Sized)} == sizes
