@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.commands import Running, ask, marked_processes, until_up
+from support.waiting import eventually
 
 linux_only = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 
@@ -60,6 +62,26 @@ def test_up_goes_on_without_a_replica_that_ends_and_starts_it_again(preble: type
     up.process.send_signal(signal.SIGINT)
     assert up.end() == 0, up.lines
     assert up.left_behind() == []
+
+
+@linux_only
+@pytest.mark.slow
+def test_an_interrupted_comparison_goes_on_where_it_was(preble: type[Running], tmp_path: Path) -> None:
+    kept = tmp_path / "result.json"
+    command = ("compare", "--rps", "20,21,22", "--lasting-s", "60", "--jobs", "2", "--json", str(kept))
+    first = preble(*command)
+    asyncio.run(eventually(lambda: kept.exists() and len(json.loads(kept.read_bytes())["runs"]) >= 2, "two runs"))
+    first.process.send_signal(signal.SIGINT)
+    assert first.end() == 130, first.lines
+    assert first.left_behind() == []
+    runs = json.loads(kept.read_bytes())["runs"]
+    assert 2 <= len(runs) < 12
+    again = preble(*command)
+    assert again.wait_for(r"compare: (\d+)/\1 runs")[1] == str(12 - len(runs))
+    assert again.end() == 0, again.lines
+    result = json.loads(kept.read_bytes())
+    assert result["is_complete"] and len(result["runs"]) == 12
+    assert all(run in result["runs"] for run in runs)
 
 
 @linux_only

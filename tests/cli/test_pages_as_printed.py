@@ -107,7 +107,7 @@ WALKS = (
     Walk("docs/index.md", renamed={"curl -i": "curl -i -H 'X-Request-Id: ID'"}),
     Walk(
         "docs/howto/targets.md",
-        renamed={"--load 0.8,1.1": "--rps 5 --requests 20"},
+        renamed={"--rps auto --load 0.8,1.1": "--rps 5 --requests 20"},
         after=("curl -s http://127.0.0.1:8000/metrics | grep 'preble_targets_total.*outcome=\"kept\"'",),
     ),
     Walk("docs/quickstart.md", renamed={"--requests 100": "--requests 20"}),

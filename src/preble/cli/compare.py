@@ -27,13 +27,17 @@ MOST_KEPT_BYTES = 16 << 20
 RECORDED_REQUESTS = 2000
 """Of a named workload whose arrivals are a recording's."""
 LASTING_WINDOWS = 3
-"""How many of the policy's windows a run lasts: what it forgets after one shows in the second."""
+"""How many of the policy's windows a run of a search lasts: what it forgets after one shows in the second."""
+QUICK_WINDOWS = 1.5
+"""And a run without a search: one window after the warm-up."""
+SEARCHED_LOADS, QUICK_LOADS = (0.8,), (0.3, 0.6)
+"""Shares of the best capacity; and of what no policy sustains, where policies begin to differ, and where they do."""
 DEFAULT_TTFT_S = 2.0
 """MLPerf's bound on the p99 of TTFT for Llama 2 70B in its server scenario."""
 PIPED_WIDTH = 120
 """Of tables that do not go to a terminal."""
 EVERY = "all"
-SEARCHED, RECORDED = "auto", "recorded"
+QUICK, SEARCHED, RECORDED = "quick", "auto", "recorded"
 
 
 def _listed(name: str, read: Callable[[str], Any]) -> Read:
@@ -64,7 +68,7 @@ _BOUND = Read("bound", _bound)
 
 
 def _rate(text: str) -> float | str | None:
-    return text if text == SEARCHED else None if text == RECORDED else float(text)
+    return text if text in (QUICK, SEARCHED) else None if text == RECORDED else float(text)
 
 
 @click.command("compare", cls=ListingCommand)
@@ -72,7 +76,7 @@ def _rate(text: str) -> float | str | None:
     "--workload sources",
     f"{WORKLOAD_HELP} Once for each.",
     multiple=True,
-    default=("tool_use",),
+    default=("multiturn",),
     metavar="NAME|FILE|MIX",
 )
 @option(
@@ -80,7 +84,7 @@ def _rate(text: str) -> float | str | None:
     "What is compared; all: every policy.",
     _listed("names with commas between them", str),
     multiple=True,
-    default=("preble,e2,round_robin,least_load",),
+    default=("preble,round_robin,least_load,sglang_cache_aware",),
     metavar="NAME,...",
 )
 @option(
@@ -93,18 +97,20 @@ def _rate(text: str) -> float | str | None:
 )
 @option(
     "--rps rates",
-    "Requests a second on average. auto: search each policy's capacity, then run all at --load times the best "
-    "one. recorded: as the trace has it.",
-    _listed(f"{SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
+    "Requests a second on average. quick: --load times about what no policy can sustain. auto: search each "
+    "policy's capacity, then run all at --load times the best one. recorded: as the trace has it.",
+    _listed(f"{QUICK}, {SEARCHED}, {RECORDED}, or numbers with commas between them", _rate),
     multiple=True,
-    default=(SEARCHED,),
+    default=(QUICK,),
     metavar="N,...",
 )
 @option(
     "--load loads",
-    "With --rps auto: the rates to compare at, as shares of the best policy's capacity.",
+    "The rates to compare at, with --rps quick as shares of what no policy can sustain, with --rps auto of the best "
+    "policy's capacity.  [default: 0.3,0.6; with --rps auto 0.8]",
     _listed("numbers with commas between them", float),
-    default="0.8",
+    default=(),
+    show_default=False,
     metavar="X,...",
 )
 @option(
@@ -119,7 +125,8 @@ def _rate(text: str) -> float | str | None:
 @option(
     "--lasting-s",
     "Seconds for which requests arrive at each rate; a run ends earlier once it is clear whether it settles.  "
-    f"[default: {LASTING_WINDOWS} times --window-s, unless --requests is given]",
+    f"[default: {QUICK_WINDOWS:g} times --window-s with --rps quick, else {LASTING_WINDOWS} times; --requests goes "
+    "first]",
     POSITIVE_FLOAT,
 )
 @cluster_options
@@ -162,14 +169,15 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
     the highest rate that keeps the SLO in the long run: neither queues nor misses grow.
 
-    Without options it takes a few minutes on two cores, with one seed. Several seeds say how sure the ranking is. The
-    same command goes on where it was interrupted, and policies, workloads, rates and seeds can be added.
+    Without options it takes about a minute on two cores: conversations at two rates, with one seed. --rps auto searches
+    each policy's capacity, which takes ten times as long. Several seeds say how sure the ranking is. The same command
+    goes on where it was interrupted, and policies, workloads, rates and seeds can be added.
 
     \b
     Examples:
       preble compare
-      preble compare --workload tool_use --seed 0,1,2 --load 0.5,0.8,0.95 --html page.html
-      preble compare --workload toolbench:7+longdoc:3 --load 0.8,1.1 --ttft-target 0.5 --ttft-target longdoc=60
+      preble compare --workload toolbench --rps auto --seed 0,1,2 --load 0.5,0.8,0.95 --html page.html
+      preble compare --workload toolbench:7+longdoc:3 --rps 10 --ttft-target 0.5 --ttft-target longdoc=60
       preble compare --workload trace.jsonl.gz --policy all --rps 5,10,20 --seed 0,1,2,3,4 --json result.json
       preble compare --policy e2,least_load --rps 10 --fail 30:lost:r1 --json - \\
           | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
@@ -234,8 +242,8 @@ def _plan(
 
     names = tuple(name for listed in policies for name in (policy_names() if listed == (EVERY,) else listed))
     asked = tuple(rate for listed in rates for rate in listed)
-    if SEARCHED in asked and len(asked) > 1:
-        raise ConfigError(f"--rps: either {SEARCHED} or rates, not both")
+    if len(asked) > 1 and {QUICK, SEARCHED}.intersection(asked):
+        raise ConfigError(f"--rps: either {QUICK}, {SEARCHED} or rates, not both")
     ttft, e2e = dict(ttft_p99_s), dict(e2e_mean_s)
     if "" not in ttft and "" not in e2e:
         ttft[""] = DEFAULT_TTFT_S
@@ -244,7 +252,7 @@ def _plan(
     for source in dict.fromkeys(sources):
         workloads[_label(source, workloads)], of_cluster = workload_plan(source, requests, RECORDED_REQUESTS, **rest)
     if lasting_s is None and requests is None:
-        lasting_s = LASTING_WINDOWS * rest["window_s"]
+        lasting_s = (QUICK_WINDOWS if QUICK in asked else LASTING_WINDOWS) * rest["window_s"]
     return ComparePlan(
         workloads=workloads,
         policies=names,
@@ -252,7 +260,8 @@ def _plan(
         cluster=simulated_cluster(**of_cluster),
         seeds=tuple(seed for listed in seeds for seed in listed),
         rates=tuple(rate for rate in asked if not isinstance(rate, str)),
-        loads=loads,
+        loads=loads or (QUICK_LOADS if QUICK in asked else SEARCHED_LOADS),
+        searches=QUICK not in asked,
         lasting_s=lasting_s,
         slo=CapacitySlo(ttft.get(""), e2e.get("")),
         slos={
@@ -281,6 +290,10 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
         write_json(STDOUT, result)
     else:
         _show(result)
+    if not (result.plan.rates or result.plan.searches):
+        click.echo(
+            f"preble: capacities are coarse, from so few rates; --rps {SEARCHED} searches each policy's", err=True
+        )
     for workload in result.plan.workloads:
         if warning := caution(result, workload):
             click.echo(f"preble: {warning}", err=True)

@@ -34,7 +34,16 @@ def test_people_get_a_ranking_progress_and_a_caution_on_stderr() -> None:
     result = compare(*SMALL)
     assert result.exit_code == 0
     shown = " ".join(result.stdout.split())
-    for words in ("tool_use", "e2", "round_robin", "least_load", "capacity", "TTFT p99 ≤ 2 s", "≥ 50", "hit rate ="):
+    for words in (
+        "multiturn",
+        "sglang_cache_aware",
+        "round_robin",
+        "least_load",
+        "capacity",
+        "TTFT p99 ≤ 2 s",
+        "≥ 50",
+        "hit rate =",
+    ):
         assert words in shown
     assert "compare: 16/16 runs" in result.stderr
     assert "Give more requests" in result.stderr
@@ -129,7 +138,21 @@ def test_runs_are_kept_where_nobody_names_a_file_and_a_file_of_no_use_is_begun_a
     assert "8/8 runs" in compare(*ONE).stderr
 
 
-def test_without_options_one_seed_and_one_load_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "loads", "lasting_s", "searches"),
+    [
+        ((), (0.3, 0.6), 270.0, False),
+        (("--rps", "auto"), (0.8,), 540.0, True),
+        (("--load", "0.5"), (0.5,), 270.0, False),
+    ],
+)
+def test_a_capacity_is_only_searched_when_asked_for(
+    arguments: tuple[str, ...],
+    loads: tuple[float, ...],
+    lasting_s: float,
+    searches: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[ComparePlan] = []
 
     def note(plan: ComparePlan, **how: object) -> None:
@@ -137,8 +160,10 @@ def test_without_options_one_seed_and_one_load_are_compared(monkeypatch: pytest.
         raise KeyboardInterrupt
 
     monkeypatch.setattr("preble.lab.compare.compare_policies", note)
-    assert compare().exit_code == 130
-    assert (asked[0].seeds, asked[0].loads, asked[0].policies[0]) == ((0,), (0.8,), "preble")
+    assert compare(*arguments).exit_code == 130
+    [plan] = asked
+    assert (plan.seeds, plan.policies[0]) == ((0,), "preble")
+    assert (plan.loads, plan.lasting_s, plan.searches, plan.rates) == (loads, lasting_s, searches, ())
 
 
 @pytest.mark.parametrize(
@@ -147,14 +172,14 @@ def test_without_options_one_seed_and_one_load_are_compared(monkeypatch: pytest.
         (("--policy", "best"), "unknown policy 'best'"),
         (("--policy", "e2,e2"), "policy is given twice"),
         (("--workload", "nope", "--jobs", "1"), "neither a file nor one of"),
-        (("--rps", "fast"), "'fast' is not auto, recorded, or numbers"),
-        (("--rps", "auto,5"), "either auto or rates"),
+        (("--rps", "fast"), "'fast' is not quick, auto, recorded, or numbers"),
+        (("--rps", "auto,5"), "either quick, auto or rates"),
         (("--rps", "-5"), "must be positive"),
         (("--rps", "recorded", "--jobs", "1"), "no arrival times of its own"),
         (("--seed", "1.5"), "'1.5' is not whole numbers"),
         (("--load", "half"), "'half' is not numbers"),
         (("--slo-ttft", "0"), "--slo-ttft"),
-        (("--slo-e2e", "long=1"), "SLO is given for long; the workloads are tool_use"),
+        (("--slo-e2e", "long=1"), "SLO is given for long; the workloads are multiturn"),
         (("--fail", "5:lost:r9"), "replica 'r9' is not there"),
         (("--profile", "h900"), "no profile is called 'h900'"),
         (("--arrivals", "burst"), "give rates"),

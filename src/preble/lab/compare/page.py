@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from preble.lab.compare.figures import workload_drawings
 from preble.lab.compare.numbers import DEFINITIONS, GOODPUT_DEFINITIONS, caution, shown_rates
+from preble.lab.compare.plan import ComparePlan
 from preble.lab.compare.result import CompareResult
 from preble.lab.compare.tables import goodput_table, overview_table, ranking_table, rate_table
 from preble.lab.report import Section, Table, Text, html_page
@@ -54,14 +55,19 @@ def _settings(result: CompareResult) -> Table:
         ("window H", f"{cluster.window_s:g} s"),
         ("what fails", failures or "nothing"),
         ("seeds", ", ".join(map(str, plan.seeds))),
-        ("rates", "searched, then " + ", ".join(f"{load:g}" for load in plan.loads) + " of the best capacity")
-        if plan.is_search
-        else ("rates", ", ".join("recorded" if rate is None else f"{rate:g}" for rate in plan.rates)),
+        ("rates", _rates(plan)),
         *((workload, _described(result, workload)) for workload in plan.workloads),
         ("runs", str(len(result.runs))),
         ("made by", f"Preble {result.version}"),
     ]
     return Table(("setting", "value"), rows)
+
+
+def _rates(plan: ComparePlan) -> str:
+    if plan.rates:
+        return ", ".join("recorded" if rate is None else f"{rate:g}" for rate in plan.rates)
+    loads = ", ".join(f"{load:g}" for load in plan.loads)
+    return f"searched, then {loads} of the best capacity" if plan.searches else f"{loads} of what no policy sustains"
 
 
 def _described(result: CompareResult, workload: str) -> str:

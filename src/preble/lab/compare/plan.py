@@ -39,13 +39,14 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     all of the simulation but `policy` and `seed`, which are filled in too. `seeds`: of the workload, its arrivals and
     the policy's ties, for every policy the same. `rates`: requests a second, or None for the arrival times that a trace
     has; none at all: each policy's capacity is searched, and the rates are `loads` times the capacity of the best
-    policy. `slo`: what capacity means, and `slos`: by label, where it means something else; a long document takes
-    longer than a question, whatever the policy. `lasting_s`: how long requests arrive at each rate, which is how many
-    there are, of a population of prefixes that does not depend on it; a run ends earlier where more of it would say
-    nothing new. None, and for files: as many as the workloads say, always. `chunks`: the most tokens of an iteration,
-    for each of which every policy is run; none: what `cluster` says. `targets`: what requests ask for, by their class
-    (`WorkloadPlan.classes`), "" for all others; at each rate every policy then also runs knowing them, and goodput is
-    measured. Such runs go to their end.
+    policy. `searches`: False searches nothing, and `loads` are shares of what no policy can sustain (`ceiling_rps`),
+    which is much quicker and tells no capacity above the highest of these rates. `slo`: what capacity means, and
+    `slos`: by label, where it means something else; a long document takes longer than a question, whatever the policy.
+    `lasting_s`: how long requests arrive at each rate, which is how many there are, of a population of prefixes that
+    does not depend on it; a run ends earlier where more of it would say nothing new. None, and for files: as many as
+    the workloads say, always. `chunks`: the most tokens of an iteration, for each of which every policy is run; none:
+    what `cluster` says. `targets`: what requests ask for, by their class (`WorkloadPlan.classes`), "" for all others;
+    at each rate every policy then also runs knowing them, and goodput is measured. Such runs go to their end.
 
     Raises: ConfigError: something is missing, double or cannot be.
     """
@@ -56,6 +57,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float | None, ...] = ()
     loads: tuple[float, ...] = (0.5, 0.8, 0.95)
+    searches: bool = True
     slo: CapacitySlo = CapacitySlo(ttft_p99_s=2.0)
     slos: dict[str, CapacitySlo] = {}
     lasting_s: float | None = None
@@ -72,8 +74,8 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"compare: rates and loads must be positive numbers, got {self.rates} and {self.loads}")
         if self.lasting_s is not None and not 0 < self.lasting_s < inf:
             raise ConfigError(f"compare: a run must last a positive number of seconds, got {self.lasting_s}")
-        if self.is_search and any(workload.arrivals == "burst" for workload in self.workloads.values()):
-            raise ConfigError("compare: a burst has no rate, so that no capacity can be searched; give rates")
+        if not self.rates and any(workload.arrivals == "burst" for workload in self.workloads.values()):
+            raise ConfigError("compare: a burst has no rate, so that none can be found; give rates")
         if not self.slos.keys() <= self.workloads.keys():
             raise ConfigError(
                 f"compare: an SLO is given for {', '.join(self.slos)}; the workloads are {', '.join(self.workloads)}"
@@ -108,8 +110,8 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_search(self) -> bool:
-        """Whether the rates have to be found first."""
-        return not self.rates
+        """Whether capacities are searched first."""
+        return self.searches and not self.rates
 
     def slo_of(self, workload: str) -> CapacitySlo:
         """Return what capacity means on the workload of that label."""

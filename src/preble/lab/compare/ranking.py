@@ -22,12 +22,13 @@ def run_capacity(slo: CapacitySlo, runs: Sequence[Run]) -> Capacity:
 
 
 def rates_to_compare(plan: ComparePlan, found: Mapping[str, Sequence[Capacity]]) -> list[float]:
-    """`loads` times the capacity of the best policy. `found`: policy -> its capacity with each seed.
+    """Return `loads` times the capacity of the best policy. `found`: policy -> its capacity with each seed."""
+    return rates_at(plan, max(fmean(one.rps for one in of_seeds) for of_seeds in found.values()))
 
-    Four digits: enough, and readable.
-    """
-    best = max(fmean(one.rps for one in of_seeds) for of_seeds in found.values())
-    return sorted({float(f"{load * best:.4g}") for load in plan.loads})
+
+def rates_at(plan: ComparePlan, whole_rps: float) -> list[float]:
+    """Return `loads` times a rate, ascending. Four digits: enough, and readable."""
+    return sorted({float(f"{load * whole_rps:.4g}") for load in plan.loads})
 
 
 def standings(

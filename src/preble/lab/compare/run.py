@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from preble.lab.compare.ceiling import ceiling_rps
 from preble.lab.compare.plan import Arm, Cell, ComparePlan
-from preble.lab.compare.ranking import rates_to_compare, run_capacity, standings
+from preble.lab.compare.ranking import rates_at, rates_to_compare, run_capacity, standings
 from preble.lab.compare.result import CompareResult, Run, Standing, known_runs, write_result
 from preble.lab.compare.search import TYPICAL_RUNS, follow, nearest_step, start_step
 from preble.lab.compare.workers import Pool, run_cell, workers
@@ -49,6 +50,7 @@ class _Comparison:
         self._on_progress = on_progress
         self._known = known_runs(path)
         self._runs: dict[str, Run] = {}
+        self._rates: dict[str, list[float | None]] = {}
         self._num_made = 0
         self._left: Counter[Arm] = Counter()
         """Return the runs that are known to be missing."""
@@ -56,10 +58,11 @@ class _Comparison:
     def run(self, pool: Pool) -> CompareResult:
         if self._plan.is_search:
             self._search(pool)
-        rates = {workload: self._rates(workload) for workload in self._plan.workloads}
-        self._grid(pool, rates)
-        places = [place for workload, of_it in rates.items() for place in self._standings(workload, of_it)]
-        result = self._result(rates, places, is_complete=True)
+        for workload in self._plan.workloads:
+            self._rates[workload] = self._rates_of(workload)
+        self._grid(pool, self._rates)
+        places = [place for workload, of_it in self._rates.items() for place in self._standings(workload, of_it)]
+        result = self._result(self._rates, places, is_complete=True)
         self._write(result)
         return result
 
@@ -133,11 +136,13 @@ class _Comparison:
         self._num_made += 1
         self._write(self._result({}, (), is_complete=False))
 
-    def _rates(self, workload: str) -> list[float | None]:
+    def _rates_of(self, workload: str) -> list[float | None]:
         """Return the rates at which every policy is run, ascending."""
-        if not self._plan.is_search:
+        if self._plan.is_search:
+            return [*rates_to_compare(self._plan, self._capacities(workload))]
+        if self._plan.rates:
             return sorted(self._plan.rates, key=lambda rate: rate or 0.0)
-        return [*rates_to_compare(self._plan, self._capacities(workload))]
+        return [*rates_at(self._plan, ceiling_rps(self._plan, workload))]
 
     def _capacities(self, workload: str) -> dict[str, list[Capacity]]:
         """Return each policy's capacity with each seed."""
@@ -150,7 +155,7 @@ class _Comparison:
 
     def _deciding_runs(self, arm: Arm) -> list[Run]:
         """Return the runs that decide a capacity: those of the search, or else those at the given rates."""
-        rates = self._tried(arm)[0] if self._plan.is_search else self._plan.rates
+        rates = self._tried(arm)[0] if self._plan.is_search else self._rates[arm.workload]
         cell = self._plan.cell if self._plan.is_search else self._plan.grid_cell
         return [self._runs[cell(arm, rate).key] for rate in rates]
 

@@ -17,6 +17,7 @@ import pytest
 
 from preble.errors import ConfigError, PrebleError
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, plan, read_result
+from preble.lab.compare.ceiling import ceiling_rps
 from preble.lab.compare.figures import curve_drawing, policy_looks
 from preble.lab.compare.numbers import TTFT_MEAN, caution, headline_rate, shown_rates
 from preble.lab.compare.page import compare_page
@@ -352,6 +353,30 @@ def test_a_worker_that_dies_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def die(cell: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- without a search -------------------------------------------------------------------------------------------------
+
+
+def test_without_a_search_all_run_at_shares_of_what_none_can_sustain() -> None:
+    quick = small(rates=(), searches=False, loads=(0.6, 0.3))
+    result = compare_policies(quick, jobs=1)
+    low, high = result.rates["tools"]
+    assert low and high and high / low == pytest.approx(2, rel=0.01)
+    assert len(result.runs) == 12 and len(result.standings) == 3
+    assert "0.6, 0.3 of what no policy sustains" in str(compare_page(result))
+
+
+def test_what_none_can_sustain_none_sustains() -> None:
+    workloads = {"programs": WorkloadPlan(source="programming")}
+    above = small(workloads=workloads, rates=(), searches=False, loads=(1.2,), lasting_s=270.0, seeds=(0,))
+    assert {run.is_carried(above.slo) for run in compare_policies(above, jobs=1).runs} == {False}
+
+
+def test_a_bigger_cluster_sustains_more() -> None:
+    two = small(workloads={"long": WorkloadPlan(source="longdoc")}, rates=(), lasting_s=270.0)
+    four = msgspec.structs.replace(two, cluster=msgspec.structs.replace(two.cluster, replicas=4))
+    assert ceiling_rps(four, "long") > 1.9 * ceiling_rps(two, "long")
 
 
 # -- the search -------------------------------------------------------------------------------------------------------
