@@ -268,6 +268,23 @@ async def test_what_no_replica_serves_is_the_replicas_404() -> None:
         assert all(not replica.suspect.is_set() for replica in cluster.gateway.serving.replicas.values())
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("POST", "/v1/chat/completion", "/v1/chat/completions"),
+        ("POST", "/completions", "/v1/completions"),
+        ("POST", "/v1/v1/completions", "/v1/completions"),
+        ("GET", "/metric", "/metrics"),
+    ],
+)
+async def test_a_mistyped_path_gets_the_nearest(method: str, path: str, meant: str) -> None:
+    async with (
+        emulated() as cluster,
+        cluster.http.request(method, path, json={}) as answer,
+    ):
+        assert answer.status == 404 and f"did you mean {meant}?" in (await answer.json())["error"]["message"]
+
+
 async def test_pages_for_probes_and_clients() -> None:
     async with emulated() as cluster:
         for path in ("/health", "/healthz", "/livez", "/ping", "/ready", "/readyz"):

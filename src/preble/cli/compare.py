@@ -261,7 +261,7 @@ def _plan(
         seeds=tuple(seed for listed in seeds for seed in listed),
         rates=tuple(rate for rate in asked if not isinstance(rate, str)),
         loads=loads or (QUICK_LOADS if QUICK in asked else SEARCHED_LOADS),
-        searches=QUICK not in asked,
+        search=QUICK not in asked,
         lasting_s=lasting_s,
         slo=CapacitySlo(ttft.get(""), e2e.get("")),
         slos={
@@ -290,7 +290,7 @@ def _deliver(result: CompareResult, html: Path | None, *, to_stdout: bool) -> No
         write_json(STDOUT, result)
     else:
         _show(result)
-    if not (result.plan.rates or result.plan.searches):
+    if not (result.plan.rates or result.plan.search):
         click.echo(
             f"preble: capacities are coarse, from so few rates; --rps {SEARCHED} searches each policy's", err=True
         )

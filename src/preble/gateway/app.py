@@ -31,6 +31,7 @@ from preble.prompts.endpoints import (
     ErrorForm,
     endpoint_of,
     error_form,
+    nearest_path,
 )
 from preble.rules.callers import Caller
 from preble.serving import PageAnswer, PageRequest, Serving
@@ -220,8 +221,10 @@ class App:
         elif path in ENDPOINTS:
             await not_allowed(client, method, ["POST"])
         else:
-            there = ", ".join((*ENDPOINTS, *self.pages.paths))
-            text = f"there is no {method} {path[:200]}; there are {there} and pages below {DEBUG}"
+            there, asked = (*ENDPOINTS, *self.pages.paths), path[:200]
+            nearest = nearest_path(asked, there)
+            text = f"there is no {method} {asked}; {f'did you mean {nearest}? There' if nearest else 'there'} are "
+            text += f"{', '.join(there)} and pages below {DEBUG}"
             form = ErrorForm(404, "invalid_request_error", "not_found", text)
             await client.reply(404, form.headers(), form.body(client.errors))
 

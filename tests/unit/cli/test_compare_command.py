@@ -139,7 +139,7 @@ def test_runs_are_kept_where_nobody_names_a_file_and_a_file_of_no_use_is_begun_a
 
 
 @pytest.mark.parametrize(
-    ("arguments", "loads", "lasting_s", "searches"),
+    ("arguments", "loads", "lasting_s", "search"),
     [
         ((), (0.3, 0.6), 270.0, False),
         (("--rps", "auto"), (0.8,), 540.0, True),
@@ -150,7 +150,7 @@ def test_a_capacity_is_only_searched_when_asked_for(
     arguments: tuple[str, ...],
     loads: tuple[float, ...],
     lasting_s: float,
-    searches: bool,
+    search: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[ComparePlan] = []
@@ -163,7 +163,7 @@ def test_a_capacity_is_only_searched_when_asked_for(
     assert compare(*arguments).exit_code == 130
     [plan] = asked
     assert (plan.seeds, plan.policies[0]) == ((0,), "preble")
-    assert (plan.loads, plan.lasting_s, plan.searches, plan.rates) == (loads, lasting_s, searches, ())
+    assert (plan.loads, plan.lasting_s, plan.search, plan.rates) == (loads, lasting_s, search, ())
 
 
 @pytest.mark.parametrize(

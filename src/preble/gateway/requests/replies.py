@@ -12,7 +12,7 @@ from preble.engines import AwaitedAnswer
 from preble.gateway.http.headers import answer_headers
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.requests.attempt import Attempt
-from preble.prompts.endpoints import JSON_TYPE, ErrorForm, in_style
+from preble.prompts.endpoints import JSON_TYPE, OTHER, ErrorForm, in_style, nearest_path
 
 if TYPE_CHECKING:
     from preble.gateway.requests.json_requests import JsonRequest
@@ -28,6 +28,11 @@ def reply_refusal(client: JsonRequest, attempt: Attempt) -> None:
     """
     if attempt.status < 400:
         text = f"the replica redirects this path (status {attempt.status}); the gateway follows no redirects"
+        form = ErrorForm(404, "invalid_request_error", "not_found", text)
+        client.reply(form.status, [JSON_TYPE], form.body(client.endpoint.errors))
+        return
+    if attempt.status == 404 and client.endpoint.label == OTHER and (meant := nearest_path(client.endpoint.path[:200])):
+        text = f"the replica does not serve {client.endpoint.path[:200]}; did you mean {meant}?"
         form = ErrorForm(404, "invalid_request_error", "not_found", text)
         client.reply(form.status, [JSON_TYPE], form.body(client.endpoint.errors))
         return

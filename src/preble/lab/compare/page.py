@@ -67,7 +67,7 @@ def _rates(plan: ComparePlan) -> str:
     if plan.rates:
         return ", ".join("recorded" if rate is None else f"{rate:g}" for rate in plan.rates)
     loads = ", ".join(f"{load:g}" for load in plan.loads)
-    return f"searched, then {loads} of the best capacity" if plan.searches else f"{loads} of what no policy sustains"
+    return f"searched, then {loads} of the best capacity" if plan.search else f"{loads} of what no policy sustains"
 
 
 def _described(result: CompareResult, workload: str) -> str:

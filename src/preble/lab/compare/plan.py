@@ -39,7 +39,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     all of the simulation but `policy` and `seed`, which are filled in too. `seeds`: of the workload, its arrivals and
     the policy's ties, for every policy the same. `rates`: requests a second, or None for the arrival times that a trace
     has; none at all: each policy's capacity is searched, and the rates are `loads` times the capacity of the best
-    policy. `searches`: False searches nothing, and `loads` are shares of what no policy can sustain (`ceiling_rps`),
+    policy. `search`: False searches nothing, and `loads` are shares of what no policy can sustain (`rate_bound`),
     which is much quicker and tells no capacity above the highest of these rates. `slo`: what capacity means, and
     `slos`: by label, where it means something else; a long document takes longer than a question, whatever the policy.
     `lasting_s`: how long requests arrive at each rate, which is how many there are, of a population of prefixes that
@@ -57,7 +57,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     seeds: tuple[int, ...] = (0, 1, 2)
     rates: tuple[float | None, ...] = ()
     loads: tuple[float, ...] = (0.5, 0.8, 0.95)
-    searches: bool = True
+    search: bool = True
     slo: CapacitySlo = CapacitySlo(ttft_p99_s=2.0)
     slos: dict[str, CapacitySlo] = {}
     lasting_s: float | None = None
@@ -111,7 +111,7 @@ class ComparePlan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_search(self) -> bool:
         """Whether capacities are searched first."""
-        return self.searches and not self.rates
+        return self.search and not self.rates
 
     def slo_of(self, workload: str) -> CapacitySlo:
         """Return what capacity means on the workload of that label."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from preble.lab.compare.ceiling import ceiling_rps
 from preble.lab.compare.plan import Arm, Cell, ComparePlan
 from preble.lab.compare.ranking import rates_at, rates_to_compare, run_capacity, standings
+from preble.lab.compare.rate_bound import rate_bound
 from preble.lab.compare.result import CompareResult, Run, Standing, known_runs, write_result
 from preble.lab.compare.search import TYPICAL_RUNS, follow, nearest_step, start_step
 from preble.lab.compare.workers import Pool, run_cell, workers
@@ -142,7 +142,7 @@ class _Comparison:
             return [*rates_to_compare(self._plan, self._capacities(workload))]
         if self._plan.rates:
             return sorted(self._plan.rates, key=lambda rate: rate or 0.0)
-        return [*rates_at(self._plan, ceiling_rps(self._plan, workload))]
+        return [*rates_at(self._plan, rate_bound(self._plan, workload))]
 
     def _capacities(self, workload: str) -> dict[str, list[Capacity]]:
         """Return each policy's capacity with each seed."""

@@ -20,3 +20,4 @@ from preble.prompts.endpoints.table import ENDPOINTS as ENDPOINTS
 from preble.prompts.endpoints.table import OTHER as OTHER
 from preble.prompts.endpoints.table import Endpoint as Endpoint
 from preble.prompts.endpoints.table import endpoint_of as endpoint_of
+from preble.prompts.endpoints.table import nearest_path as nearest_path

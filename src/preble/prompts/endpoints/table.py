@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 
 from preble.prompts.endpoints.answers import Usage, usage_of_completion
@@ -147,6 +148,17 @@ _TWICE = "/v1/v1/"
 _OF_ANTHROPIC = "/v1/messages/"
 OTHER = "other"
 """The label of every other path in metrics."""
+ALIKE = 0.8
+"""How much of a path, as difflib counts it, is as in the one that was probably meant."""
+
+
+def nearest_path(path: str, paths: Iterable[str] = ENDPOINTS) -> str | None:
+    """Return the path that a mistyped one resembles most, None if it resembles none.
+
+    >>> nearest_path("/v1/chat/completion"), nearest_path("/v1/new")
+    ('/v1/chat/completions', None)
+    """
+    return next(iter(get_close_matches(path, list(paths), 1, ALIKE)), None)
 
 
 def endpoint_of(path: str) -> Endpoint | None:

@@ -17,12 +17,12 @@ import pytest
 
 from preble.errors import ConfigError, PrebleError
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, plan, read_result
-from preble.lab.compare.ceiling import ceiling_rps
 from preble.lab.compare.figures import curve_drawing, policy_looks
 from preble.lab.compare.numbers import TTFT_MEAN, caution, headline_rate, shown_rates
 from preble.lab.compare.page import compare_page
 from preble.lab.compare.plan import Arm
 from preble.lab.compare.ranking import rates_to_compare, standings
+from preble.lab.compare.rate_bound import rate_bound
 from preble.lab.compare.search import follow, lattice_rate, start_step
 from preble.lab.compare.tables import overview_table, ranking_table, rate_table
 from preble.lab.metrics import summarize
@@ -359,7 +359,7 @@ def die(cell: object) -> None:
 
 
 def test_without_a_search_all_run_at_shares_of_what_none_can_sustain() -> None:
-    quick = small(rates=(), searches=False, loads=(0.6, 0.3))
+    quick = small(rates=(), search=False, loads=(0.6, 0.3))
     result = compare_policies(quick, jobs=1)
     low, high = result.rates["tools"]
     assert low and high and high / low == pytest.approx(2, rel=0.01)
@@ -369,14 +369,14 @@ def test_without_a_search_all_run_at_shares_of_what_none_can_sustain() -> None:
 
 def test_what_none_can_sustain_none_sustains() -> None:
     workloads = {"programs": WorkloadPlan(source="programming")}
-    above = small(workloads=workloads, rates=(), searches=False, loads=(1.2,), lasting_s=270.0, seeds=(0,))
+    above = small(workloads=workloads, rates=(), search=False, loads=(1.2,), lasting_s=270.0, seeds=(0,))
     assert {run.is_carried(above.slo) for run in compare_policies(above, jobs=1).runs} == {False}
 
 
 def test_a_bigger_cluster_sustains_more() -> None:
     two = small(workloads={"long": WorkloadPlan(source="longdoc")}, rates=(), lasting_s=270.0)
     four = msgspec.structs.replace(two, cluster=msgspec.structs.replace(two.cluster, replicas=4))
-    assert ceiling_rps(four, "long") > 1.9 * ceiling_rps(two, "long")
+    assert rate_bound(four, "long") > 1.9 * rate_bound(two, "long")
 
 
 # -- the search -------------------------------------------------------------------------------------------------------

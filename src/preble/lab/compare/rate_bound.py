@@ -16,7 +16,7 @@ TOLERANCE = 0.05
 """A part of the rate; rounds that differ by less agree."""
 
 
-def ceiling_rps(plan: ComparePlan, workload: str) -> float:
+def rate_bound(plan: ComparePlan, workload: str) -> float:
     """Return about the rate that no scheduler can sustain on the plan's cluster, from a sample of the workload.
 
     Costs seconds at most. Raises: ConfigError, TraceFormatError: the workload cannot be made, or fits no replica.
