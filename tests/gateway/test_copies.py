@@ -100,6 +100,20 @@ class Pair:
         newest = next(one for one in self.gateway.serving.recent.latest(5) if one.transfer is not None)
         return target, answer, newest
 
+    def hold_copies_to(self, server: EmulatorServer) -> tuple[asyncio.Event, asyncio.Event]:
+        """Have copies to a replica wait; returns what is set once one has begun, and what lets them come."""
+        peers, asked, may_send = server.engine.peers, asyncio.Event(), asyncio.Event()
+        assert peers is not None
+        blocks = peers.blocks
+
+        async def when_let(kv_source: KvSource) -> frozenset[int]:
+            asked.set()
+            await may_send.wait()
+            return await blocks(kv_source)
+
+        peers.blocks = when_let  # type: ignore[method-assign]
+        return asked, may_send
+
     async def row(self, url: str) -> dict[str, Any]:
         """What `GET /replicas` says of a replica; nothing if it is gone."""
         async with self.http.get("/replicas") as answer:
@@ -189,16 +203,7 @@ async def test_a_client_that_leaves_during_a_copy_leaves_nothing_behind(profile:
 async def test_the_sessions_of_a_drained_replica_are_copied_from_it_and_only_then_may_it_go(profile: Path) -> None:
     async with pair(profile) as two:
         source = await two.cached_at_one()
-        peers, asked, may_send = two.other(source).engine.peers, asyncio.Event(), asyncio.Event()
-        assert peers is not None
-        blocks = peers.blocks
-
-        async def when_let(kv_source: KvSource) -> frozenset[int]:
-            asked.set()
-            await may_send.wait()
-            return await blocks(kv_source)
-
-        peers.blocks = when_let  # type: ignore[method-assign]
+        asked, may_send = two.hold_copies_to(two.other(source))
         async with two.http.post("/replicas/drain", params={"url": source}) as answer:
             assert answer.status == 200
         assert (await two.row(source))["safe_to_remove"]
@@ -214,6 +219,23 @@ async def test_the_sessions_of_a_drained_replica_are_copied_from_it_and_only_the
         assert answer_of_target["usage"]["prompt_tokens_details"]["cached_tokens"] == WHOLE
         await eventually(lambda: source not in two.gateway.serving.replicas, "it has left")
         assert (two.num_copies("ok"), two.num_copies("failed")) == (1, 0)
+
+
+async def test_what_a_follower_has_computed_before_the_copy_came_does_not_count_as_copied(profile: Path) -> None:
+    async with pair(profile) as two:
+        source = await two.cached_at_one()
+        asked, may_send = two.hold_copies_to(two.other(source))
+        async with two.http.post("/replicas/drain", params={"url": source}):
+            first = asyncio.create_task(two.ask())
+        await asked.wait()
+        target, follower = await two.ask()
+        assert (target, follower["usage"]["prompt_tokens_details"]["cached_tokens"]) == (two.other(source).url, 0)
+        may_send.set()
+        _, answer = await first
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == WHOLE
+        assert (two.num_copies("overtaken"), two.num_copies("ok"), two.num_copies("failed")) == (1, 0, 0)
+        assert two.other(source).engine.copied_tokens == 0
+        assert b"preble_copied_tokens_total{" not in two.gateway.serving.telemetry.exposition()
 
 
 async def test_a_replica_that_joins_copies_what_is_hot(profile: Path) -> None:

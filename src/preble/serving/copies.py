@@ -18,7 +18,7 @@ import structlog
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Transfer, unpack_tokens
-from preble.core.types.life import TRANSFER_FAILED, TRANSFERRED
+from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, Transferred
 from preble.engines.http import HttpClient
 from preble.engines.media_marks import FIRST_MARK
 from preble.errors import EngineError, RequestError
@@ -35,12 +35,13 @@ the prefix meanwhile."""
 
 
 class Copies:
-    """Carries out the copies of placements. `sending`: how many each server is the source of now, by its client."""
+    """Carries out the copies of placements."""
 
     def __init__(self, scheduler: GlobalScheduler, replicas: LiveReplicas) -> None:
         self._scheduler = scheduler
         self._replicas = replicas
-        self.sending: Counter[HttpClient] = Counter()
+        self._under_way: dict[LocalPlaced, bytes | None] = {}
+        """What is to be copied for these; None once somebody else has had it computed there."""
 
     def allow(self, replica: LiveReplica, *, allowed: bool) -> None:
         """Let a replica take part in copies, or not. Nothing happens if it has left, or copies nothing anyway."""
@@ -49,18 +50,41 @@ class Copies:
             replica.failed_copies = 0
             self._scheduler.allow_transfers(replica_id, allowed, asyncio.get_running_loop().time())
 
+    def sending(self) -> Counter[HttpClient]:
+        """Return how many copies are under way from each server, by its client."""
+        transfers = (placed.placement.transfer for placed in self._under_way)
+        sources = (self._replicas.get(transfer.source) for transfer in transfers if transfer is not None)
+        return Counter(source.engine.http for source in sources if source is not None)
+
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        """A prompt is computed, as a first token or an end shows: so may be what others there still wait for."""
+        if isinstance(fact, Ended) and not fact.output_tokens:
+            return
+        for other, prefix in self._under_way.items():
+            if (
+                prefix is not None
+                and placed.engine is other.engine
+                and placed.request.namespace == other.request.namespace
+                and placed.request.prompt.startswith(prefix)
+            ):
+                self._under_way[other] = None
+
     async def carry_out(self, placed: LocalPlaced) -> LocalPlaced:
         """Return the placement when its copy, if it has one, is there or has failed. A cancellation ends it."""
         transfer = placed.placement.transfer
         if transfer is None:
             return placed
         try:
+            self._under_way[placed] = _copied(placed)
             await asyncio.sleep(0)  # relays begin outside of any task, in which `asyncio.timeout` is none
             has_come = await self._copy(placed, transfer)
-            placed.transferred(TRANSFERRED if has_come else TRANSFER_FAILED)
+            overtaken = self._under_way[placed] is None
+            placed.transferred(Transferred(overtaken) if has_come else TRANSFER_FAILED)
         except BaseException as error:
             placed.end(error)  # nobody gets it to end it
             raise
+        finally:
+            self._under_way.pop(placed, None)
         return placed
 
     async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> bool:
@@ -71,8 +95,7 @@ class Copies:
         salt = placed.terms.caller.cache_salt(None)
         if prefix is None or self._replicas.of_model(placed.terms.model).namespace(salt) != placed.request.namespace:
             return False
-        cached, server = 0, Counter((source.engine.http,))
-        self.sending += server
+        cached = 0
         try:
             async with asyncio.timeout(LEAST_WAIT_S + PATIENCE * transfer.seconds):
                 cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine.kv_peer, salt) or 0
@@ -80,10 +103,8 @@ class Copies:
             reason = str(error) or "it took too long"
         else:
             reason = f"{cached} of {placed.placement.matched_tokens} tokens were cached then"
-        finally:
-            self.sending -= server  # which also forgets a server at 0
         missing = placed.placement.matched_tokens - cached
-        if missing <= 0:
+        if missing <= 0 and self._under_way[placed] is not None:
             source.failed_copies = target.failed_copies = 0
         elif missing >= transfer.tokens:
             self._failed(source, target, reason)
@@ -100,6 +121,11 @@ class Copies:
             structlog.get_logger().warning(
                 "copies_stopped", replica=worst.engine.replica_id, last_failure=reason, hint=hint
             )
+
+
+def _copied(placed: LocalPlaced) -> bytes:
+    """Return the tokens that the replica will have once the copy is there."""
+    return placed.request.prompt[: placed.placement.matched_tokens * TOKEN_BYTES]
 
 
 def _prefix(request: Request, matched_tokens: int) -> PackedTokens | None:

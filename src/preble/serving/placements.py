@@ -128,6 +128,7 @@ class Placements:
         self.listen(self.ejection, Started, FirstToken, Moved, Ended)
         self.listen(self.quarantine, Ended)
         self.listen(self.replicas, Ended)
+        self.listen(self.copies, FirstToken, Ended)
         self.listen(recent, Started, Transferred, TransferFailed, FirstToken, Lost, Ended)
         self.listen(telemetry, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
 
@@ -170,7 +171,7 @@ class Placements:
     def running(self) -> Counter[HttpClient]:
         """Return how many requests run at each server, by its client, and copies from it. O(placements not ended)."""
         running = Counter(placed.engine.http for placed in (*self.in_flight.values(), *self._lost))
-        return running + self.copies.sending
+        return running + self.copies.sending()
 
     def lose(self, orphans: Sequence[Request], loss: Lost) -> None:
         """The scheduler has forgotten requests whose replica has left the rotation. They may still end well there.

@@ -80,7 +80,10 @@ class FirstToken(Fact, frozen=True, tag="first_token"):
 
 
 class Transferred(Fact, frozen=True, tag="transferred"):
-    """What another replica was to send has arrived: the replica computes the rest of the prompt."""
+    """What another replica was to send is there: the replica computes the rest of the prompt. `overtaken`: another
+    request, which did not wait, has computed it there meanwhile."""
+
+    overtaken: bool = False
 
 
 class TransferFailed(Fact, frozen=True, tag="transfer_failed"):

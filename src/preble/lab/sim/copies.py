@@ -38,6 +38,11 @@ class Copy:
         self._lent = source.lend(request)
 
     def end(self) -> bool:
-        """Put what was sent into the target's cache. Return False if there was nothing, or the source was lost."""
+        """Put what was sent into the target's cache. Return False if there was nothing, or the source was lost.
+
+        Another request may have had it computed there meanwhile.
+        """
         self._source.take_back(self._lent)
-        return self._source.is_alive and self._target.load(self._request, self._lent.hashes)
+        if not self._source.is_alive:
+            return False
+        return self._target.load(self._request, self._lent.hashes) or self._target.caches(self._lent.hashes)

@@ -85,6 +85,10 @@ class SimReplica:
         self.copied_tokens += num_blocks * self._local.block_size
         return num_blocks > 0
 
+    def caches(self, hashes: frozenset[int]) -> bool:
+        """Return whether there are such blocks, and all are in the cache. O(blocks in the cache)."""
+        return bool(hashes) and hashes <= self._local.cached_hashes()
+
     def begin_iteration(self, now: float) -> float | None:
         """Return seconds that the next iteration takes, which runs from now on; None where there is nothing to do."""
         self._batch = self._local.next_batch(now)

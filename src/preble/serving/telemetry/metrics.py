@@ -179,9 +179,11 @@ class Telemetry:
         elif isinstance(fact, Transferred | TransferFailed):
             transfer = placed.placement.transfer
             assert transfer is not None
-            has_come = isinstance(fact, Transferred)
-            self.numbers.add("preble_copies_total", replica, model, "ok" if has_come else "failed")
-            if has_come:
+            outcome = "failed"
+            if isinstance(fact, Transferred):
+                outcome = "overtaken" if fact.overtaken else "ok"
+            self.numbers.add("preble_copies_total", replica, model, outcome)
+            if outcome == "ok":
                 self.numbers.add("preble_copied_tokens_total", replica, model, by=transfer.tokens)
         elif isinstance(fact, Moved) and fact.source is not None:
             self.placed_again(fact.source, model)

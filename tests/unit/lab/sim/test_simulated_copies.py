@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.core.types import Placement
+from preble.core.costs.model import CostModel
+from preble.core.types import Placement, ReplicaId, Request, pack_tokens
 from preble.decisions.lines import header_line
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
@@ -17,6 +18,8 @@ from preble.decisions.writer import LogFile, LogWriter
 from preble.errors import ConfigError
 from preble.lab.replay.replay import Replay
 from preble.lab.sim import Failure, FailureKind, GatewayGroup, SimConfig, SimLinks, SimResult, Simulation, simulate
+from preble.lab.sim.copies import Copy
+from preble.lab.sim.replica import SimReplica
 from preble.lab.workloads import Workload, WorkloadRequest
 from support.small_cluster import PROFILE, own, segment
 
@@ -134,3 +137,17 @@ def test_links_that_cannot_be_are_refused(wrong: dict[str, object], says: str) -
 def test_a_link_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         SimLinks(**{"bytes_per_s": 1.0} | wrong)  # type: ignore[arg-type]
+
+
+def test_a_copy_of_what_the_target_has_computed_meanwhile_has_come_but_brings_nothing() -> None:
+    cluster, prompt = config(), Request.of("r", range(100))
+    source, target, empty = (SimReplica(ReplicaId(name), cluster, CostModel(LINKED)) for name in ("r0", "r1", "r2"))
+    for replica in (source, target):
+        replica.add(prompt, pack_tokens([1]), 0.0)
+        replica.begin_iteration(0.0)
+        replica.end_iteration(0.1)
+    assert Copy(prompt, source, target).end()
+    assert target.num_copies == 0
+    assert not Copy(prompt, empty, target).end()
+    source.lose(0.2)
+    assert not Copy(prompt, source, target).end()
