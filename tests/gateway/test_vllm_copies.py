@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -138,3 +141,32 @@ async def test_a_prefix_is_copied_and_then_its_source_is_dead(tmp_path: Path) ->
         assert (replica, answered) == (target, wanted)
         assert found in (320, WHOLE), "what was to be copied it computes, with the prefix or with the whole prompt"
         assert await two.copied(target) == before
+
+
+async def test_a_source_that_dies_during_a_copy_costs_its_request_nothing(tmp_path: Path) -> None:
+    async with pair(tmp_path, ParityConfig(enabled=False)) as two:
+        source, _, text = await two.ask(two.gateway.url)
+        [target] = set(two.urls) - {source}
+        await in_step(two.gateway)
+        [process] = next(fleet for fleet in two.fleets if fleet.urls == [source]).replicas
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGSTOP)  # so that the copy is under way until it dies
+        asking = asyncio.create_task(two.ask_elsewhere(source, PROMPT))
+        copies = two.gateway.serving._placements.copies
+        await eventually(lambda: copies.sending().total() == 1, "the copy is under way")
+        async with aiohttp.ClientSession(target) as http:
+            await eventually(lambda: _runs_one(http), "its target has it")
+        await process.kill()
+        replica, found, answered = await asking
+        assert (replica, answered) == (target, text)
+        assert found in (0, WHOLE), "the target computes it with the copy's request, or with the client's"
+        newest = next(one for one in two.gateway.serving.recent.latest(1))
+        assert newest.transfer is not None and newest.transfer.source == source
+        assert await two.copied(target) == 0
+
+
+async def _runs_one(http: aiohttp.ClientSession) -> bool:
+    """Whether the engine has a request, running or waiting."""
+    async with http.get("/metrics") as answer:
+        counts = re.findall(rb"vllm:num_requests_(?:running|waiting)\{.*\} (\S+)", await answer.read())
+    return sum(map(float, counts)) == 1
