@@ -149,3 +149,9 @@ def test_the_command_takes_a_replica_or_two() -> None:
     for wrong in ([], ["--url", "http://a:1", "--profile", "tiny-cpu"], ["--transfer", "http://a:1", "http://b:1"]):
         result = CliRunner().invoke(cli, ["profile", "-o", "mine.json", *wrong])
         assert (result.exit_code, "give either --url, or --transfer" in result.stderr) == (2, True)
+
+
+def test_what_says_nothing_of_a_link_is_refused() -> None:
+    link = ["--transfer", "http://a:1", "http://b:1", "--profile", "tiny-cpu"]
+    result = CliRunner().invoke(cli, ["profile", "-o", "mine.json", *link, "--tier", "host", "--kv-tokens", "9"])
+    assert (result.exit_code, "leave out --tier, --kv-tokens" in result.stderr) == (2, True)

@@ -89,13 +89,17 @@ def command(
     if plot is not None:
         require_matplotlib()
     configure_logging("error", "console")
-    if transfer is not None and url is None and base is not None:
+    if transfer is not None and base is not None:
         from preble.cli.profile_link import measure_link
 
+        of_one = {"--url": url, "--plot": plot, "--typical-batch": typical_batch}
+        of_one |= {f"--{field.replace('_', '-')}": options.pop(field) for field in ("tier", "kv_tokens", "machine")}
+        if given := [flag for flag, value in of_one.items() if value is not None]:
+            raise click.UsageError(f"--transfer measures a link alone: leave out {', '.join(given)}")
         peers = kv_peers or (None, None)
         measure_link(transfer, base, peers, output=output, name=name, raw=raw, json_file=json_file, **options)
         return
-    if url is None or transfer is not None or base is not None:
+    if url is None or transfer is not None or base is not None or kv_peers is not None:
         raise click.UsageError("give either --url, or --transfer A B and --profile, which gets the link")
     measurements = run_cancellable(_measured(url=url, **options))
     fit = fit_profile(

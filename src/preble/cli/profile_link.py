@@ -54,7 +54,6 @@ async def _measured(
     quick: bool,
     model: str | None,
     max_tokens: int | None,
-    **others: Any,
 ) -> LinkMeasurements:
     source, target = (connect(url, api_key=api_key, kv_peer=peer) for url, peer in zip(urls, kv_peers, strict=True))
     seed = SystemRandom().randrange(2**32) if seed is None else seed
