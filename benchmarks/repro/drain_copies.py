@@ -21,10 +21,11 @@ import msgspec
 from made_by import note
 from page import fill
 
+from preble.core.types import Placement
 from preble.lab.metrics import RequestRecord
 from preble.lab.metrics.estimates import estimate
 from preble.lab.metrics.summary import percentile
-from preble.lab.sim import Failure, FailureKind, SimConfig, SimLinks, simulate
+from preble.lab.sim import Failure, FailureKind, SimConfig, SimLinks, Simulation
 from preble.lab.sim.memory import fewer_collections
 from preble.lab.workloads import Workload, WorkloadPlan
 from preble.profiles import load_profile, with_kv_size
@@ -65,8 +66,8 @@ CASES: Mapping[str, Case] = {
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """One run: of the requests that count, `num_requests` with `prompt` tokens, `computed` of them computed.
 
-    They are each drained session's first request afterwards, or those on the new replica. `ttft_p99_s`, `e2e_mean_s`:
-    of all requests of that time; `copied`: tokens, in the whole run.
+    They are each drained session's first request afterwards, or those on the new replica. `copied`: tokens that were
+    copied for them. `ttft_p99_s`, `e2e_mean_s`: of all requests of that time.
     """
 
     case: str
@@ -95,8 +96,13 @@ def measure(name: str, copies: bool, seed: int) -> Measured:
         failures=case.failures,
         links=SimLinks(bytes_per_s=LINK_GB_PER_S * 1e9) if copies else None,
     )
+    copied: dict[str, int] = {}
+
+    def note_copy(placement: Placement, now: float) -> None:
+        copied[placement.request_id] = placement.transfer.tokens if placement.transfer is not None else 0
+
     with fewer_collections():
-        result = simulate(config, workload)
+        result = Simulation(config, workload, on_placement=note_copy).run()
     records = {record.request_id: record for record in result.records}
     then = [record for record in result.records if CHANGE_S <= record.scheduled_s < CHANGE_S + LASTS_S]
     of_drained = first_requests_of_drained(workload, records)
@@ -108,7 +114,7 @@ def measure(name: str, copies: bool, seed: int) -> Measured:
         num_requests=len(counted),
         prompt=sum(record.prompt_tokens for record in counted),
         computed=sum(record.prompt_tokens - (record.cached_tokens or 0) for record in counted),
-        copied=sum(totals.copied_tokens for totals in result.replicas.values()),
+        copied=sum(copied[record.request_id] for record in counted),
         ttft_p99_s=percentile(sorted(record.ttft_s for record in then if record.ttft_s is not None), 99),
         e2e_mean_s=sum(record.end_s - record.scheduled_s for record in then) / len(then),
     )
@@ -153,8 +159,8 @@ def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
 def table(found: Mapping[tuple[str, bool, int], Measured]) -> str:
     """Markdown: for each case, what is computed without and with copies, and the changes of times."""
     rows = [
-        "| what happens | requests | computed, no copies | computed, copies | change | TTFT p99 | E2E mean |",
-        "|---|---|---|---|---|---|---|",
+        "| what happens | requests | computed, no copies | computed, copies | change | copied | TTFT p99 | E2E mean |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, case in CASES.items():
         without = [found[name, False, seed] for seed in SEEDS]
@@ -164,6 +170,7 @@ def table(found: Mapping[tuple[str, bool, int], Measured]) -> str:
             f"| {name}, {case.rps:g} requests/s | {sum(one.num_requests for one in without)} | {shares[0]:.0%} "
             f"| {shares[1]:.0%} "
             f"| {_change(*([one.computed / one.prompt for one in ones] for ones in (with_copies, without)))} "
+            f"| {sum(one.copied for one in with_copies) / sum(one.prompt for one in with_copies):.0%} "
             f"| {_change(*([one.ttft_p99_s for one in ones] for ones in (with_copies, without)))} "
             f"| {_change(*([one.e2e_mean_s for one in ones] for ones in (with_copies, without)))} |"
         )
