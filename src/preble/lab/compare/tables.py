@@ -63,23 +63,27 @@ def goodput_table(result: CompareResult, workload: str, rps: float) -> Table:
     runs = {policy: result.runs_of(workload, policy)[rps] for policy in (*plan.contenders, *plan.promising)}
     classes = plan.workloads[workload].classes or ("",)
 
-    def goodput(policy: str) -> Estimate:
-        return estimate([run.goodput[""].per_s for run in runs[policy]])
+    def goodput(policy: str, name: str = "") -> Estimate:
+        return estimate([run.goodput[name].per_s for run in runs[policy]])
 
     def part(policy: str, name: str, share: Callable[[Goodput], float]) -> str:
         return f"{fmean(share(run.goodput[name]) for run in runs[policy]):.1%}"
 
+    def of_class(policy: str, name: str) -> str:
+        in_time = part(policy, name, lambda one: one.share)
+        return f"{in_time}, {significant(goodput(policy, name).mean, 3)}/s" if name else in_time
+
     def row(policy: str) -> tuple[str, ...]:
         found = goodput(policy)
         interval = "" if found.half_width is None else f" ± {significant(found.half_width, 2)}"
-        in_time = (part(policy, name, lambda one: one.share) for name in classes)
+        in_time = (of_class(policy, name) for name in classes)
         refused = part(policy, "", lambda one: 1 - one.answered / one.asked if one.asked else 0.0)
         kept = part(policy, "", lambda one: one.kept)
         return policy, f"{significant(found.mean, 3)}{interval}", *in_time, refused, kept
 
-    of_class = (f"{name} in time" if name else "in time" for name in classes)
+    headings = (f"{name} in time" if name else "in time" for name in classes)
     return Table(
-        ("policy", "goodput, requests/s", *of_class, "refused or failed", "of the answered in time"),
+        ("policy", "goodput, requests/s", *headings, "refused or failed", "of the answered in time"),
         [row(policy) for policy in sorted(runs, key=lambda policy: -goodput(policy).mean)],
         caption=f"{workload}: goodput at {rps:.4g} requests/s. {_targets_text(result, workload)}",
     )

@@ -15,6 +15,7 @@ from random import Random
 
 import msgspec
 
+from preble.core.costs.model import CostModel
 from preble.core.placing.promises import Forecast
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.placing.snapshot import SchedulerState
@@ -103,6 +104,11 @@ class Gateways:
     @property
     def policy(self) -> Policy:
         return self.schedulers[0].policy
+
+    @property
+    def cost_model(self) -> CostModel:
+        """The cost model of the first gateway, as corrected so far."""
+        return self.schedulers[0].cost_model
 
     def forecast(self, request: Request, now: float) -> Forecast:
         return self._scheduler_of(request.request_id).forecast(request, now)

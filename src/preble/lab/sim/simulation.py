@@ -172,7 +172,11 @@ class Simulation:
         answer = self._script.answer(asked, request.prompt)
         call = self._calls[request.request_id] = _Call(asked, request, answer, now)
         request.promise(self.target_of(asked), now)
-        start_by = None
+        self._offer(call, now)
+
+    def _offer(self, call: _Call, now: float) -> None:
+        """Refuse a request whose target cannot be kept; else let it wait for its turn, or place it."""
+        request, start_by = call.request, None
         if request.has_target:
             forecast = self._scheduler.forecast(self._held_back(request), now)
             if forecast.is_possible(request, now):
@@ -183,7 +187,8 @@ class Simulation:
         if self.admission is None:
             self._place(call, now)
             return
-        tenant, num_tokens = self.tenant_of(asked), request.num_prompt_tokens
+        tenant, num_tokens = self.tenant_of(call.asked), request.num_prompt_tokens
+        self.admission.use(self._scheduler.cost_model)
         self._refuse(self.admission.offer(request.request_id, tenant, num_tokens, now, start_by=start_by), now)
         self._place_next(now)
 

@@ -8,6 +8,7 @@ import pytest
 from preble.core.types import Target
 from preble.errors import ConfigError
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies
+from preble.lab.compare.numbers import significant
 from preble.lab.compare.page import compare_page
 from preble.lab.compare.plan import Arm
 from preble.lab.compare.tables import goodput_table
@@ -81,7 +82,10 @@ def test_the_table_has_the_most_goodput_first_and_says_the_targets(result: Compa
     table = goodput_table(result, "mix", 6.0)
     assert [row[0] for row in table.rows] == ["least_load, promising", "least_load"]
     assert f"others: TTFT ≤ 0.5 s; {BATCH}: TTFT ≤ 60 s" in table.caption
-    assert f"{BATCH} in time" in table.columns
+    column = table.columns.index(f"{BATCH} in time")
+    for row in table.rows:
+        of_class = goodput_of(result, row[0])[BATCH]
+        assert row[column] == f"{of_class.share:.1%}, {significant(of_class.per_s, 3)}/s"
     assert "least_load, promising" in compare_page(result)
 
 

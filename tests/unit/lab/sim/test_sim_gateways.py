@@ -6,7 +6,7 @@ from collections.abc import Sized
 
 import pytest
 
-from preble.core.types import ReplicaId, ReplicaSpec, Request
+from preble.core.types import ReplicaId, ReplicaSpec, Request, Target
 from preble.errors import ConfigError, NoReplicaError
 from preble.lab.sim import Cut, GatewayGroup, SimConfig, Simulation, simulate
 from preble.lab.sim.gateways import Gateways
@@ -98,3 +98,9 @@ def test_requests_that_are_never_placed_leave_nothing_at_their_gateway() -> None
         with pytest.raises(NoReplicaError):
             gateways.place(Request.of(f"r{i}", [1, 2, 3]), 0.0)
     assert {name: len(kept) for name, kept in vars(gateways).items() if isinstance(kept, Sized)} == sizes
+
+
+def test_requests_with_targets_wait_for_several_gateways_too() -> None:
+    asked = WorkloadPlan(source="tool_use", requests=20, rps=4.0).make()
+    result = simulate(config(GatewayGroup(gateways=2)), asked, target_of=lambda asked: Target(ttft_s=60.0))
+    assert not result.summary.errors and len(result.records) == 20

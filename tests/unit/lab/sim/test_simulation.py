@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.core.costs.model import CostProfile
+from preble.core.admission.admission import FairAdmission
+from preble.core.costs.model import CostModel, CostProfile
 from preble.core.policies.policy import Choice
 from preble.core.policies.registry import policy_names
 from preble.core.policies.view import ClusterView
 from preble.core.types import Placement, Reason, pack_tokens
+from preble.decisions.settings import make_scheduler
 from preble.errors import ConfigError
 from preble.lab.metrics import RequestRecord
 from preble.lab.metrics.itl import gap_s
@@ -172,6 +174,27 @@ def test_first_tokens_keep_the_time_that_98_of_100_are_predicted_to_keep() -> No
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_queue_estimates_with_the_cost_model_as_corrected_so_far() -> None:
+    """As in the gateway: with the profile as it was told, it would believe a wrong one for ever."""
+
+    class Noting(FairAdmission):
+        def use(self, cost_model: CostModel) -> None:
+            used.append(cost_model)
+            super().use(cost_model)
+
+    used: list[CostModel] = []
+    wrong = SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2, profile_error=1 / 1.5)
+    scheduler = make_scheduler(msgspec.structs.replace(wrong.scheduler_settings, refit=True), wrong.told_profile)
+    told = scheduler.cost_model
+    Simulation(
+        wrong,
+        WorkloadPlan(source="toolbench", requests=200, rps=8.0).make(),
+        scheduler=scheduler,
+        admission=Noting(told),
+    ).run()
+    assert used[0] is told and used[-1] is scheduler.cost_model is not told
 
 
 def test_a_replica_lost_before_the_first_token_costs_a_second_try_elsewhere() -> None:
