@@ -25,7 +25,8 @@ DEFINITIONS = (
 )
 GOODPUT_DEFINITIONS = (
     "Goodput = requests in time a second of the time in which they came; in time: first token within its target, and "
-    "(end − first token) / (output tokens − 1) within that of each further one. Promising: requests wait in the "
+    "(end − first token) / (output tokens − 1) within that of each further one; of a class or tenant: requests in "
+    "time a second, and their share of what it asked for. Promising: requests wait in the "
     "gateway, the urgent first, go where their target is kept, and are refused where none keeps it."
 )
 

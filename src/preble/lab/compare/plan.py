@@ -192,6 +192,10 @@ class Cell:
         """Return what a request of the workload asks for."""
         return self.targets.get(self.workload.class_of(request), self.targets.get("", NO_TARGET))
 
+    def tenant_of(self, request: WorkloadRequest) -> str:
+        """Return who asks; one tenant asks for all where the workload has no others."""
+        return self.workload.tenants.get(self.workload.class_of(request), "all")
+
     @property
     def key(self) -> str:
         """What a run is known by: the same version, workload and configuration (with the content of the workload's

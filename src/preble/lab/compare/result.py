@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +21,7 @@ from preble.lab.metrics.goodput import Goodput, goodput
 from preble.lab.metrics.steady import Steadiness, Verdict, steadiness
 from preble.lab.metrics.summary import load_imbalance
 from preble.lab.sim import SimResult
-from preble.lab.workloads import Workload, WorkloadPlan
+from preble.lab.workloads import Workload, WorkloadPlan, WorkloadRequest
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +32,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     `metrics.balance`. `computed_tokens`: prompt tokens computed, again after a preemption included. `reasons`:
     placements by reason. `num_replicated`: replications of prefixes. `steady`: whether it settled, and its numbers over
     time; None in results that were kept before there was such a thing. `goodput`: by class, "" for all together, of the
-    requests that came after the warm-up; empty where none has a target.
+    requests that came after the warm-up; empty where none has a target. `goodput_of_tenants`: the same by tenant; empty
+    where there is one.
     """
 
     key: str
@@ -48,6 +50,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[str, int]
     steady: Steadiness | None = None
     goodput: dict[str, Goodput] = {}
+    goodput_of_tenants: dict[str, Goodput] = {}
 
     @property
     def judged(self) -> Summary:
@@ -74,6 +77,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         stopped_s = inf if result.stopped_s is None else result.stopped_s
         times_s = (request.arrival_s or 0.0 for request in workload.openers)
         last_s = max((time_s for time_s in times_s if time_s <= stopped_s), default=0.0)
+        steady = _steadiness(cell, result, last_s)
+        goodput_by = partial(_goodput, cell, workload, result, steady, last_s)
+        tenants = dict.fromkeys(cell.workload.tenants.values())
         return cls(
             key=cell.key,
             label=cell.arm.workload,
@@ -87,8 +93,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             preemptions=sum(replica.preemptions for replica in totals),
             num_replicated=sum(change.added for change in result.replications),
             reasons=result.reasons,
-            steady=(steady := _steadiness(cell, result, last_s)),
-            goodput=_goodput(cell, workload, result, steady, last_s),
+            steady=steady,
+            goodput=goodput_by(cell.workload.classes, cell.workload.class_of),
+            goodput_of_tenants=goodput_by(tenants, cell.tenant_of) if tenants else {},
         )
 
 
@@ -105,8 +112,15 @@ def _steadiness(cell: Cell, result: SimResult, last_s: float) -> Steadiness:
 
 
 def _goodput(
-    cell: Cell, workload: Workload, result: SimResult, steady: Steadiness, until_s: float
+    cell: Cell,
+    workload: Workload,
+    result: SimResult,
+    steady: Steadiness,
+    until_s: float,
+    groups: Collection[str],
+    group_of: Callable[[WorkloadRequest], str],
 ) -> dict[str, Goodput]:
+    """Return it by group, and "" for all together."""
     if not cell.targets:
         return {}
     asked = {request.request_id: request for request in workload.requests}
@@ -115,13 +129,13 @@ def _goodput(
     def target_of(record: RequestRecord) -> Target:
         return cell.target_of(asked[record.request_id])
 
-    by_class: dict[str, list[RequestRecord]] = {name: [] for name in ("", *cell.workload.classes)}
+    by_group: dict[str, list[RequestRecord]] = {name: [] for name in ("", *groups)}
     for record in result.records:
         if from_s <= record.scheduled_s <= until_s:
-            by_class[""].append(record)
-            if name := cell.workload.class_of(asked[record.request_id]):
-                by_class[name].append(record)
-    return {name: goodput(records, target_of, until_s - from_s) for name, records in by_class.items()}
+            by_group[""].append(record)
+            if name := group_of(asked[record.request_id]):
+                by_group[name].append(record)
+    return {name: goodput(records, target_of, until_s - from_s) for name, records in by_group.items()}
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

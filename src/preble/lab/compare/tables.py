@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from preble.lab.compare.numbers import E2E_MEAN, columns, headline_rate, settling, significant
@@ -58,30 +58,33 @@ def rate_table(result: CompareResult, workload: str, rps: float, *, with_interva
 
 
 def goodput_table(result: CompareResult, workload: str, rps: float) -> Table:
-    """Return goodput at one rate where requests have targets, the most first, and what became of each class."""
+    """Return goodput at one rate where requests have targets, of each class and tenant too; the most first."""
     plan = result.plan
     runs = {policy: result.runs_of(workload, policy)[rps] for policy in (*plan.contenders, *plan.promising)}
     classes = plan.workloads[workload].classes or ("",)
+    tenants = tuple(dict.fromkeys(plan.workloads[workload].tenants.values()))
 
-    def goodput(policy: str, name: str = "") -> Estimate:
-        return estimate([run.goodput[name].per_s for run in runs[policy]])
+    def goodput(policy: str) -> Estimate:
+        return estimate([run.goodput[""].per_s for run in runs[policy]])
 
-    def part(policy: str, name: str, share: Callable[[Goodput], float]) -> str:
-        return f"{fmean(share(run.goodput[name]) for run in runs[policy]):.1%}"
+    def group(found: Sequence[Goodput]) -> str:
+        rate, share = fmean(one.per_s for one in found), fmean(one.share for one in found)
+        return f"{share:.1%}, {significant(rate, 3)}/s"
 
-    def of_class(policy: str, name: str) -> str:
-        in_time = part(policy, name, lambda one: one.share)
-        return f"{in_time}, {significant(goodput(policy, name).mean, 3)}/s" if name else in_time
+    def part(policy: str, share: Callable[[Goodput], float]) -> str:
+        return f"{fmean(share(run.goodput['']) for run in runs[policy]):.1%}"
 
     def row(policy: str) -> tuple[str, ...]:
         found = goodput(policy)
         interval = "" if found.half_width is None else f" ± {significant(found.half_width, 2)}"
-        in_time = (of_class(policy, name) for name in classes)
-        refused = part(policy, "", lambda one: 1 - one.answered / one.asked if one.asked else 0.0)
-        kept = part(policy, "", lambda one: one.kept)
-        return policy, f"{significant(found.mean, 3)}{interval}", *in_time, refused, kept
+        of_class = [group([run.goodput[name] for run in runs[policy]]) for name in classes]
+        of_tenant = [group([run.goodput_of_tenants[name] for run in runs[policy]]) for name in tenants]
+        refused = part(policy, lambda one: 1 - one.answered / one.asked if one.asked else 0.0)
+        kept = part(policy, lambda one: one.kept)
+        return policy, f"{significant(found.mean, 3)}{interval}", *of_class, *of_tenant, refused, kept
 
-    headings = (f"{name} in time" if name else "in time" for name in classes)
+    groups = (*classes, *(f"tenant {name}" for name in tenants))
+    headings = (f"{name} in time" if name else "in time" for name in groups)
     return Table(
         ("policy", "goodput, requests/s", *headings, "refused or failed", "of the answered in time"),
         [row(policy) for policy in sorted(runs, key=lambda policy: -goodput(policy).mean)],

@@ -36,7 +36,8 @@ def run_cell(cell: Cell) -> Run:
     workload = _workload(cell.workload, cell.file_digests)
     with fewer_collections():
         target_of = cell.target_of if cell.promises else None
-        return Run.of(cell, workload, simulate(cell.config, workload, watch=watch_of(cell), target_of=target_of))
+        result = simulate(cell.config, workload, watch=watch_of(cell), target_of=target_of, tenant_of=cell.tenant_of)
+        return Run.of(cell, workload, result)
 
 
 @lru_cache(maxsize=2)

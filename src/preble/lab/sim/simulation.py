@@ -488,13 +488,14 @@ def simulate(
     log: LogWriter | None = None,
     watch: Watch | None = None,
     target_of: Callable[[WorkloadRequest], Target] | None = None,
+    tenant_of: Callable[[WorkloadRequest], str] = lambda asked: "all",
 ) -> SimResult:
     """Play a workload, whose arrivals are fixed, on a simulated cluster. Deterministic.
 
     `on_record` is given each request's record when it ends, for progress. `policy`: a fresh one to place by, in place
     of the one that `config` names; the result has its name. `log`: where every call of the global scheduler
     is written. `watch`: may end the run early. `target_of`: what each request asks for; they wait in the gateway then,
-    the urgent first, and those that cannot have it are refused.
+    the urgent first, and those that cannot have it are refused. `tenant_of`: who asks; tenants wait in fair turns.
     Raises: ConfigError: no such policy; TypeError: swapped arguments.
     """
     if not isinstance(config, SimConfig) or not isinstance(workload, Workload):
@@ -514,6 +515,6 @@ def simulate(
         on_record=on_record,
         watch=watch,
         admission=FairAdmission(CostModel(config.told_profile), QueueSettings(max_waiting=len(workload.requests))),
-        tenant_of=lambda asked: "all",
+        tenant_of=tenant_of,
         target_of=target_of,
     ).run()

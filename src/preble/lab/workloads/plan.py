@@ -86,6 +86,13 @@ class WorkloadPlan(msgspec.Struct, frozen=True, kw_only=True):
         parts = parts_of(self.source)
         return parts[part_number(request)].source if len(parts) > 1 else ""
 
+    @property
+    def tenants(self) -> dict[str, str]:
+        """By class: the tenant that asks; only of a scenario whose streams are of several tenants."""
+        scenario = self.scenario()
+        found = {} if scenario is None else {stream.name: stream.tenant for stream in scenario.stream}
+        return found if len(set(found.values())) > 1 else {}
+
     def files(self) -> tuple[Path, ...]:
         """Return the files that the workload and its arrivals come from, for results."""
         if self.streams:

@@ -31,7 +31,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     popularity, 0 for uniform. `flip_s`: seconds after which other prefixes are the popular ones. `renew_s`: seconds
     after which a prefix is replaced by one that nobody asked before, each at a time of its own. `turns`: requests from
     a session's root to its leaves, each of which adds its question to what was said before; `branches`: how many go on
-    from each answer, so that a session is a tree. `pause_s`: from an answer to what follows it.
+    from each answer, so that a session is a tree. `pause_s`: from an answer to what follows it. `tenant`: who asks.
     """
 
     name: str = "stream"
@@ -50,6 +50,7 @@ class Stream(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     turns: int = 1
     branches: int = 1
     pause_s: float = 0.0
+    tenant: str = "all"
 
     def __post_init__(self) -> None:
         for name in ("prefixes", "question_tokens", "output_tokens", "turns", "branches", "share", "flip_s", "renew_s"):

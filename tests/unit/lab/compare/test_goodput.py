@@ -18,6 +18,7 @@ from preble.lab.workloads import Stream, WorkloadPlan
 from preble.profiles import load_profile
 
 PEOPLE, BATCH = "toolbench", "longdoc"
+SOON = Target(ttft_s=2.0)
 TARGETS = {"": Target(ttft_s=0.5), BATCH: Target(ttft_s=60.0)}
 
 
@@ -69,6 +70,31 @@ def test_a_stream_of_a_scenario_is_a_class() -> None:
     plan = WorkloadPlan(source="two", streams=streams, requests=30, rps=10.0)
     assert plan.classes == ("chat", "night")
     assert {plan.class_of(request) for request in plan.make().requests} == {"chat", "night"}
+
+
+def test_each_tenant_is_counted_for_itself_and_has_its_fair_turn() -> None:
+    """One tenant asks eight times as much as can be served, with two streams; the other one's share fits."""
+    streams = (
+        Stream(name="flood", share=12.0, prefix_tokens=4000, tenant="greedy"),
+        Stream(name="night", share=4.0, prefix_tokens=4000, tenant="greedy"),
+        Stream(name="chat", share=1.0, tenant="modest"),
+    )
+    plan = mix(
+        workloads={"two": WorkloadPlan(source="two", streams=streams, requests=170)}, rates=(17.0,), targets={"": SOON}
+    )
+    result = compare_policies(plan, jobs=1)
+    for run in result.runs:
+        of_tenant = run.goodput_of_tenants
+        assert of_tenant.keys() == {"", "greedy", "modest"} and run.goodput.keys() == {"", "flood", "night", "chat"}
+        assert of_tenant["greedy"].asked == run.goodput["flood"].asked + run.goodput["night"].asked
+        assert of_tenant["greedy"].in_time + of_tenant["modest"].in_time == run.goodput[""].in_time
+    promising = next(run for run in result.runs if run.policy == "least_load, promising").goodput_of_tenants
+    assert promising["modest"].share > promising["greedy"].share
+    table = goodput_table(result, "two", 17.0)
+    assert {"chat in time", "tenant greedy in time", "tenant modest in time"} <= set(table.columns)
+    shown = table.rows[0][table.columns.index("tenant modest in time")]
+    assert shown.startswith(f"{promising['modest'].share:.1%}, ")
+    assert msgspec.json.decode(msgspec.json.encode(result), type=CompareResult) == result
 
 
 def test_a_workload_of_one_kind_has_no_classes() -> None:
