@@ -47,6 +47,7 @@ PAGES = (
             "concepts/copies.md",
             "concepts/rebalancing.md",
             "concepts/scale.md",
+            "concepts/splits.md",
             "howto/compare-policies.md",
             "howto/targets.md",
         )

@@ -27,6 +27,7 @@ def simulated_cluster(
     gossip_cuts: tuple[str, ...],
     link_gb_per_s: float | None,
     transfer_groups: tuple[str, ...],
+    splits: bool,
     **rest: Any,
 ) -> SimConfig:
     """Return the cluster for `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
@@ -39,9 +40,10 @@ def simulated_cluster(
     links = None
     if link_gb_per_s is not None:
         groups = tuple(tuple(names.split(",")) for names in transfer_groups)
-        links = SimLinks(bytes_per_s=link_gb_per_s * 1e9, groups=groups)
-    elif transfer_groups:
-        raise ConfigError("--transfer-group needs the links' rate: add --link-gb-per-s")
+        links = SimLinks(bytes_per_s=link_gb_per_s * 1e9, groups=groups, splits=splits)
+    elif transfer_groups or splits:
+        given = "--transfer-group" if transfer_groups else "--splits"
+        raise ConfigError(f"{given} needs the links' rate: add --link-gb-per-s")
     script = tuple(Failure.parse(text) for text in failures)
     return SimConfig(
         profile=load_profile(profile) if links is None else with_kv_size(load_profile(profile)),
@@ -172,5 +174,6 @@ cluster_options = all_of(
         multiple=True,
         metavar="REPLICA,...",
     ),
+    option("--splits", "One replica may also compute a prompt whose answer another one decodes.", is_flag=True),
 )
 """Those of a simulated cluster, without policy and seed; `simulated_cluster` reads them."""

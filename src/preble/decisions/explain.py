@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from textwrap import fill
 from types import MappingProxyType
 
-from preble.core.types import Reason
+from preble.core.types import Reason, TransferKind
 from preble.decisions.recent import CandidateCost, Decision
 
 WIDTH = 100
@@ -145,7 +145,13 @@ def _by_delay(decision: Decision) -> str:
         "to itself and to all others"
     )
     transfer = decision.transfer
-    if transfer is not None:
+    if transfer is not None and transfer.kind is TransferKind.PREFILL:
+        where += (
+            f"; {transfer.source} computes the prompt and sends {transfer.tokens} tokens there, in "
+            f"{transfer.seconds:.3f} s, so that answers do not stand still meanwhile. Costs of the others lack the "
+            "standstill that awaits the answer there"
+        )
+    elif transfer is not None:
         where += (
             f"; {transfer.tokens} of the {decision.matched_tokens} cached tokens are copied there from "
             f"{transfer.source} first, in {transfer.seconds:.3f} s"

@@ -17,7 +17,7 @@ from collections import Counter
 import structlog
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Transfer, unpack_tokens
+from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Transfer, TransferKind, unpack_tokens
 from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, Transferred
 from preble.engines.http import HttpClient
 from preble.engines.media_marks import FIRST_MARK
@@ -88,6 +88,8 @@ class Copies:
         return placed
 
     async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> bool:
+        if transfer.kind is not TransferKind.COPY:
+            return False  # of a user's adapter that lets its replicas split
         source, target = self._replicas.get(transfer.source), self._replicas.get(placed.placement.replica_id)
         if source is None or target is None or target.engine is not placed.engine or source.engine.kv_peer is None:
             return False

@@ -39,32 +39,49 @@ class PrefixCopy:
 
     `matched_tokens`: leading prompt tokens that it would serve from its cache then, `tokens` of them copied. `link_s`:
     seconds for which the copy keeps the links busy; `seconds`: until it is there, the transfers before it included.
+    `source_tokens`: for a split, leading prompt tokens that the source has cached when it begins to compute the rest;
+    -1 for what is computed already.
     """
 
-    __slots__ = ("link_s", "matched_tokens", "seconds", "source", "tokens")
+    __slots__ = ("link_s", "matched_tokens", "seconds", "source", "source_tokens", "tokens")
 
-    def __init__(self, source: ReplicaIndex, matched_tokens: int, tokens: int, link_s: float, seconds: float) -> None:
+    def __init__(
+        self,
+        source: ReplicaIndex,
+        matched_tokens: int,
+        tokens: int,
+        link_s: float,
+        seconds: float,
+        source_tokens: int = -1,
+    ) -> None:
         self.source = source
         self.matched_tokens = matched_tokens
         self.tokens = tokens
         self.link_s = link_s
         self.seconds = seconds
+        self.source_tokens = source_tokens
+
+    @property
+    def is_split(self) -> bool:
+        return self.source_tokens >= 0
 
 
 class Links:
     """The transfer groups, and the transfers between their members. Seconds are of the scheduler's clock.
 
-    `groups`: the members of each group by its name.
+    `groups`: the members of each group by its name; `splitting`: replicas that may split with others of their group.
     """
 
     def __init__(self) -> None:
         self.groups: dict[str, ReplicaSet] = {}
+        self.splitting: ReplicaSet = 0
         self._sending: dict[ReplicaIndex, _Direction] = {}
         self._receiving: dict[ReplicaIndex, _Direction] = {}
 
-    def add_replica(self, replica: ReplicaIndex, group: str) -> None:
-        """Add a replica to a group; "" for none."""
+    def add_replica(self, replica: ReplicaIndex, group: str, *, splits: bool = False) -> None:
+        """Add a replica to a group; "" for none. `splits`: within it."""
         if group:
+            self.splitting |= splits << replica
             self.groups[group] = self.groups.get(group, 0) | 1 << replica
             self._sending[replica], self._receiving[replica] = _Direction(), _Direction()
 
@@ -72,6 +89,7 @@ class Links:
         """Forget a replica. No transfer goes to it or comes from it any more."""
         if group:
             self.allow(replica, group, allowed=False)
+            self.splitting &= ~(1 << replica)
             del self._sending[replica], self._receiving[replica]
 
     def allow(self, replica: ReplicaIndex, group: str, *, allowed: bool) -> None:

@@ -25,19 +25,27 @@ class InFlightTransfer:
     """A transfer to the replica of a request in flight, until its end is reported.
 
     `leaf`: the last node that is in use on the source for it. `matched_tokens`: leading prompt tokens that are cached
-    once it is there. `missed_tokens`, `prefill_s`: of the prompt, if it fails.
+    once it is there. `missed_tokens`, `prefill_s`: of the prompt, if it fails. `leg`: what the source computes for it
+    first, None for nothing.
     """
 
-    __slots__ = ("leaf", "matched_tokens", "missed_tokens", "prefill_s", "source")
+    __slots__ = ("leaf", "leg", "matched_tokens", "missed_tokens", "prefill_s", "source")
 
     def __init__(
-        self, source: ReplicaIndex, leaf: Node, matched_tokens: int, missed_tokens: int, prefill_s: float
+        self,
+        source: ReplicaIndex,
+        leaf: Node,
+        matched_tokens: int,
+        missed_tokens: int,
+        prefill_s: float,
+        leg: InFlightRequest | None = None,
     ) -> None:
         self.source = source
         self.leaf = leaf
         self.matched_tokens = matched_tokens
         self.missed_tokens = missed_tokens
         self.prefill_s = prefill_s
+        self.leg = leg
 
 
 class InFlightRequest:
@@ -275,6 +283,14 @@ class ReplicaTable:
         self.waiting_prefill_s[replica] = self.waiting_prefill_s[replica] + entry.window_entry.prefill_s
         self.expected_output_tokens[replica] = self.expected_output_tokens[replica] + entry.expected_output_tokens
 
+    def start_leg(self, leg: InFlightRequest) -> None:
+        """A replica computes a prompt for another one. No answer of it will decode there."""
+        self.waiting_prefill_tokens[leg.replica] += leg.missed_tokens
+        self.waiting_prefill_s[leg.replica] += leg.window_entry.prefill_s
+
+    def end_leg(self, leg: InFlightRequest) -> None:
+        self._end_waiting(leg)
+
     def correct(self, entry: InFlightRequest, missed_tokens: int, prefill_s: float) -> None:
         """The replica must compute other tokens of a waiting request's prompt than expected, in `prefill_s`."""
         replica = entry.replica
@@ -312,15 +328,16 @@ class ReplicaTable:
         left_s = self.waiting_prefill_s[replica] - entry.window_entry.prefill_s if left else 0.0
         self.waiting_prefill_s[replica] = max(left_s, 0.0)
 
-    def check(self, entries: list[InFlightRequest]) -> None:
-        """Assert that the counts agree with the requests in flight. For tests."""
+    def check(self, entries: list[InFlightRequest], legs: list[InFlightRequest]) -> None:
+        """Assert that the counts agree with the requests in flight, and with what is computed for others. For tests."""
         for replica in map(ReplicaIndex, range(len(self.num_requests))):
             mine = [entry for entry in entries if entry.replica == replica]
+            decoding = [entry for entry in mine if entry.first_token_at is not None]
             waiting = [entry for entry in mine if entry.first_token_at is None]
+            waiting += [leg for leg in legs if leg.replica == replica]
             assert not mine or replica in self.specs
             assert self.num_requests[replica] == len(mine)
-            assert self.num_decoding[replica] == len(mine) - len(waiting)
-            decoding = [entry for entry in mine if entry.first_token_at is not None]
+            assert self.num_decoding[replica] == len(decoding)
             assert self.decoding_tokens[replica] == sum(entry.window_entry.num_prompt_tokens for entry in decoding)
             assert self.waiting_prefill_tokens[replica] == sum(entry.missed_tokens for entry in waiting)
             assert self.expected_output_tokens[replica] == sum(entry.expected_output_tokens for entry in mine)

@@ -9,6 +9,7 @@ from preble.core.cluster.links import Links
 from preble.core.cluster.load_window import LoadWindow
 from preble.core.cluster.replicas import ReplicaTable
 from preble.core.cluster.speeds import ReplicaSpeeds
+from preble.core.cluster.standstill import Standstill
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
 from preble.core.prefixes.index import PrefixIndex
@@ -132,8 +133,8 @@ class ClusterState:
 
     `replicas`: the table, with counts of what is in flight. `index`: the prefix trees and each replica's cache entries.
     `window`: work placed lately. `speeds`: how much slower a replica is than the others. `eviction_costs`: M of each
-    replica. `tiers`: their other places. `links`: over which they send each other KV. `learned`: lengths of answers
-    that are known from before.
+    replica. `tiers`: their other places. `links`: over which they send each other KV. `standstill`: of answers while
+    prompts are computed, noted where replicas split. `learned`: lengths of answers that are known from before.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float, learned: Learned = NOTHING_LEARNED) -> None:
@@ -146,6 +147,7 @@ class ClusterState:
         self.eviction_costs: dict[ReplicaIndex, EvictionCost] = {}
         self.tiers = Tiers()
         self.links = Links()
+        self.standstill = Standstill()
 
     def add_replica(self, spec: ReplicaSpec) -> ReplicaIndex:
         """Add a replica with an empty cache; returns its index."""
@@ -153,7 +155,8 @@ class ClusterState:
         self.index.add_replica(replica, spec.kv_capacity_tokens)
         self.window.add_replica(replica)
         self.speeds.add_replica(replica)
-        self.links.add_replica(replica, spec.transfer_group)
+        self.links.add_replica(replica, spec.transfer_group, splits=spec.splits)
+        self.standstill.add_replica(replica)
         self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], self.cost_model)
         if spec.store:
             self.place_of(replica, Tier.STORE)
@@ -174,7 +177,7 @@ class ClusterState:
 
     def _add_place(self) -> ReplicaIndex:
         place = self.replicas.reserve()
-        for table in (self.index, self.window, self.speeds):
+        for table in (self.index, self.window, self.speeds, self.standstill):
             table.add_replica(place)
         return place
 

@@ -109,6 +109,13 @@ class CostModel:
         decodes_s += decode_context_tokens * self._decode_s_per_context_token
         return max(seconds, self._decode_base_s) + decodes_s
 
+    def standstill_s(self, new_tokens: int, cached_tokens: int, num_decodes: int) -> float:
+        """Return seconds by which computing a prompt holds up those that decode. A few tokens hold up nobody: an
+        iteration of decodes reads the model's weights anyway. For no decodes, the seconds to compute it.
+        """
+        seconds = self.iteration_s([(new_tokens, cached_tokens)], num_decodes, 0)
+        return seconds - self.decode_iteration_s(num_decodes, 0)
+
     def load_s(self, tier: Tier, tokens: int) -> float:
         """Return seconds to load the KV of `tokens` from a tier."""
         if tier is Tier.HOST:

@@ -136,6 +136,12 @@ class CacheTracker:
             self._served[replica].append((leaf, leaf.end))
         return leaf
 
+    def place_too(self, replica: ReplicaIndex, leaf: Node, now: float) -> None:
+        """Note that a second replica uses a placed request's prompt, which ends in `leaf`."""
+        self._index.place_too(replica, leaf, now)
+        if not self._estimated >> replica & 1:
+            self._served[replica].append((leaf, leaf.end))
+
     def usable_tokens(self, replica: ReplicaIndex, request: Request, match: Match) -> int:
         """Return leading prompt tokens that the replica, trusted or not, probably serves from its cache. O(depth)."""
         caches = self._index.caches

@@ -96,30 +96,35 @@ class InFlightTable:
             self._start_copy(entry, copy, now)
         self._timing.placed(entry)
         self.entries[request.request_id] = entry
+        if self._cluster.links.splitting and (copy is None or not copy.is_split):
+            self._note_standstill(replica, num_tokens - matched, matched, now)
         self._replicas.start(entry)
         return entry
 
-    def transferred(self, entry: InFlightRequest) -> None:
+    def transferred(self, entry: InFlightRequest, now: float) -> None:
         """What was to be sent to the replica has arrived. Changes nothing where nothing is on its way."""
         if entry.transfer is not None:
             entry.confirmed_tokens = max(entry.confirmed_tokens, entry.transfer.matched_tokens)
-            self._end_transfer(entry)
+            self._end_transfer(entry, now, work_done=True)
 
-    def transfer_failed(self, entry: InFlightRequest) -> None:
+    def transfer_failed(self, entry: InFlightRequest, now: float) -> None:
         """What was to be sent does not arrive: the replica computes it. Changes nothing where nothing is on its way."""
         transfer = entry.transfer
         if transfer is None:
             return
         self._replicas.correct(entry, transfer.missed_tokens, transfer.prefill_s)
+        if transfer.leg is not None:
+            num_tokens = entry.window_entry.num_prompt_tokens
+            self._note_standstill(entry.replica, transfer.missed_tokens, num_tokens - transfer.missed_tokens, now)
         self._window.correct(entry.window_entry, transfer.prefill_s)
-        self._end_transfer(entry)
+        self._end_transfer(entry, now, work_done=False)
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool = True) -> None:
         """The prompt is computed; further calls change nothing. `seen`: by its first token; else the end implies it."""
         if entry.first_token_at is not None:
             return
         if entry.transfer is not None:
-            self._end_transfer(entry)
+            self._end_transfer(entry, now, work_done=True)
         self._replicas.start_decoding(entry)
         entry.first_token_at = now
         self._timing.first_token(entry, now, seen=seen)
@@ -155,7 +160,7 @@ class InFlightTable:
         self._running.withdraw(entry)
         self._end(entry, now, work_done=False)
 
-    def remove_replica(self, replica: ReplicaIndex) -> list[Request]:
+    def remove_replica(self, replica: ReplicaIndex, now: float) -> list[Request]:
         """Forget the requests in flight on a replica that is gone; returns our own. O(requests in flight).
 
         The rest that they count for is forgotten with the replica. What it was to send to others does not arrive.
@@ -163,9 +168,9 @@ class InFlightTable:
         there = [entry for entry in self.entries.values() if entry.replica == replica]
         for entry in self.entries.values():
             if entry.transfer is not None and entry.transfer.source == replica:
-                self.transfer_failed(entry)
+                self.transfer_failed(entry, now)
         for entry in there:
-            self._end_transfer(entry)
+            self._end_transfer(entry, now, work_done=False)
             self._running.withdraw(entry)
             entry.has_ended = True
             if entry.request.tpot_s < inf:
@@ -184,7 +189,8 @@ class InFlightTable:
         """Assert that every request counts where it should, and nowhere else. O(everything); for tests."""
         requests = list(self.entries.values())
         assert self.num_assumed == sum(entry.is_assumed for entry in requests)
-        self._replicas.check(requests)
+        legs = [entry.transfer.leg for entry in requests if entry.transfer is not None]
+        self._replicas.check(requests, [leg for leg in legs if leg is not None])
         in_use = [(request.replica, request.leaf) for request in requests]
         in_use += self._tracker.pending_reports()
         transfers = [(request, request.transfer) for request in requests if request.transfer is not None]
@@ -200,26 +206,63 @@ class InFlightTable:
                 assert entry.recent_uses == users.count(entry.node)
 
     def _start_copy(self, entry: InFlightRequest, copy: PrefixCopy, now: float) -> None:
-        """Book a copy: on both links, and as a use of the prefix on its source."""
+        """Book a copy: on both links, and as a use of the prefix on its source, which may have to compute it first."""
         here, num_tokens = copy.matched_tokens - copy.tokens, entry.window_entry.num_prompt_tokens
-        leaf = self._index.hold(copy.source, entry.leaf, copy.matched_tokens, now)
+        leg = self._start_leg(entry, copy, now) if copy.is_split else None
+        leaf = self._index.hold(copy.source, entry.leaf, copy.matched_tokens, now) if leg is None else leg.leaf
         whole_s = self._cluster.cost_model.prefill_s(num_tokens - here, here)
-        entry.transfer = InFlightTransfer(copy.source, leaf, copy.matched_tokens, num_tokens - here, whole_s)
+        entry.transfer = InFlightTransfer(copy.source, leaf, copy.matched_tokens, num_tokens - here, whole_s, leg)
         entry.waited_for_transfer = True
         self._cluster.links.start(copy.source, entry.replica, copy.link_s, now)
 
-    def _end_transfer(self, entry: InFlightRequest) -> None:
+    def _start_leg(self, entry: InFlightRequest, copy: PrefixCopy, now: float) -> InFlightRequest:
+        """Book what the source of a split computes: it waits in its queue, and the prompt is in use there.
+
+        Until its end the window has the request twice.
+        """
+        request, leaf, source, cached = entry.request, entry.leaf, copy.source, copy.source_tokens
+        num_tokens = request.num_prompt_tokens
+        self._tracker.place_too(source, leaf, now)
+        prefill_s = self._cluster.cost_model.prefill_s(num_tokens - cached, cached)
+        window_entry = self._window.add(source, now, prefill_s, num_tokens, leaf)
+        leg = InFlightRequest(request, source, now, leaf, window_entry, num_tokens - cached)
+        leg.waited_for_transfer = True  # nobody reports its first token, so it is no sample of times
+        self._timing.placed(leg)
+        self._replicas.start_leg(leg)
+        self._note_standstill(source, num_tokens - cached, cached, now)
+        return leg
+
+    def _end_leg(self, leg: InFlightRequest, now: float, *, work_done: bool) -> None:
+        self._replicas.end_leg(leg)
+        if work_done:
+            self._timing.first_token(leg, now, seen=False)
+            self._tracker.computed(leg, now)
+        self._tracker.end(leg, now, work_done=work_done)
+        # The window has the request on its own replica.
+        if self._window.cancel(leg.window_entry) and leg.window_entry.counts_use:
+            self._index.forget_use(leg.replica, leg.leaf)
+
+    def _note_standstill(self, replica: ReplicaIndex, new_tokens: int, cached_tokens: int, now: float) -> None:
+        numbers, model, live = self._replicas.num_requests, self._cluster.cost_model, self._replicas.live_replicas
+        mean = sum([numbers[one] for one in live]) // len(live)
+        seconds, even_s = (model.standstill_s(new_tokens, cached_tokens, n) for n in (numbers[replica], mean))
+        self._cluster.standstill.note(replica, seconds, even_s, now)
+
+    def _end_transfer(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release what a transfer holds on its source and on the links, if there is one."""
         transfer = entry.transfer
         if transfer is not None:
             entry.transfer = None
             self._cluster.links.end(transfer.source, entry.replica)
-            self._index.release(transfer.source, transfer.leaf)
+            if transfer.leg is not None:
+                self._end_leg(transfer.leg, now, work_done=work_done)
+            else:
+                self._index.release(transfer.source, transfer.leaf)
 
     def _end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release what the request holds. Its load stays in the window if its work was done."""
         if entry.transfer is not None:
-            self._end_transfer(entry)
+            self._end_transfer(entry, now, work_done=False)
         del self.entries[entry.request.request_id]
         entry.has_ended = True
         if entry.request.tpot_s < inf:

@@ -38,6 +38,7 @@ from preble.core.types import (
     Request,
     RequestId,
     Transfer,
+    TransferKind,
 )
 from preble.core.types.events import (
     NotPlaced,
@@ -171,7 +172,8 @@ class GlobalScheduler:
             prefill_s = view.prefill_s(matched)
             waiting_s = max(view.waiting_prefill_s[replica], copy.seconds)
             ttft_s = waiting_s + prefill_s * view.slowness(replica)
-            transfer = Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds)
+            kind = TransferKind.PREFILL if copy.is_split else TransferKind.COPY
+            transfer = Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds, kind)
         tpot_s = view.tpot_s(replica) if request.has_target else 0.0
         entry = self._in_flight.start(request, replica, matched, prefill_s, view.match, view.now, copy=copy)
         return Placement(
@@ -225,12 +227,12 @@ class GlobalScheduler:
 
         Raises: UnknownRequest: the request is not in flight.
         """
-        self._in_flight.transferred(self._in_flight.get(request_id))
+        self._in_flight.transferred(self._in_flight.get(request_id), now)
         self._tell(Reported(request_id, TRANSFERRED), now)
 
     def on_transfer_failed(self, request_id: RequestId, now: float) -> None:
         """The placement's transfer has failed, so its replica computes all that it lacks. Else as `on_transferred`."""
-        self._in_flight.transfer_failed(self._in_flight.get(request_id))
+        self._in_flight.transfer_failed(self._in_flight.get(request_id), now)
         self._tell(Reported(request_id, TRANSFER_FAILED), now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
@@ -323,7 +325,7 @@ class GlobalScheduler:
         if replica_id not in self._replicas:
             raise NoReplicaError(f"there is no replica {replica_id!r} to remove")
         replica = self._replicas.replica(replica_id)
-        orphans = self._in_flight.remove_replica(replica)
+        orphans = self._in_flight.remove_replica(replica, now)
         self._tracker.remove_replica(replica)
         self._cluster.remove_replica(replica)
         self._tell(ReplicaRemoved(replica_id), now)

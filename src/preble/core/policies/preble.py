@@ -68,6 +68,7 @@ from typing import Final, overload
 
 from preble.core.cluster.links import PrefixCopy
 from preble.core.policies.policy import Choice
+from preble.core.policies.splitting import Splits
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason
@@ -115,6 +116,11 @@ class Preble:
         delays = _DelaysWithCopies(view, self._ttft_value, self._crowding)
         i = delays.least(view, rng)
         copy = delays.copies[i]
+        if groups := view.splitting:
+            splits = Splits(view, groups, delays.computed(), self._ttft_value)
+            if (split := splits.best(i, delays[i].cost_s)) is not None:
+                copy, i, candidate = split
+                delays.split = i, candidate
         matched = delays.matched[i] if copy is None else 0
         return Choice(view.replicas[i], _reason(view, matched, delays.most_matched), delays, copy)
 
@@ -279,16 +285,18 @@ class _Delays(Sequence[Candidate]):
 
 class _DelaysWithCopies(_Delays):
     """Delays where a replica may copy a prefix from another one. `copies`: those that are made if the replica is
-    chosen, by position in `view.replicas`; None where there is none.
+    chosen, by position in `view.replicas`; None where there is none. `split`: the position of the target of a chosen
+    split, and what it costs.
     """
 
-    __slots__ = ("_evicts", "_in_place_of_computing", "copies")
+    __slots__ = ("_evicts", "_in_place_of_computing", "copies", "split")
 
     def __init__(self, view: ClusterView, ttft_value: float, crowding: float) -> None:
         super().__init__(view, ttft_value, crowding)
         self.copies = view.copies()
         self._evicts = [False] * len(self._replicas)
         self._in_place_of_computing = -1
+        self.split: tuple[int, Candidate] | None = None
 
     def least(self, view: ClusterView, rng: Random) -> int:
         """Do as `_Delays.least`, with copies."""
@@ -321,7 +329,13 @@ class _DelaysWithCopies(_Delays):
             self.copies[i], self._in_place_of_computing = its_copy, i
         return i
 
+    def computed(self) -> list[Candidate]:
+        """Return the candidates as if nothing could be copied."""
+        return [super(_DelaysWithCopies, self)._candidate(i) for i in range(len(self._replicas))]
+
     def _candidate(self, index: int) -> Candidate:
+        if self.split is not None and self.split[0] == index:
+            return self.split[1]
         copy, replica = self.copies[index], self._replicas[index]
         if copy is None:
             return super()._candidate(index)

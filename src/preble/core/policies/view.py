@@ -377,6 +377,45 @@ class ClusterView:
         start = self._cluster.links.free_at(source, replica, self.now)
         return PrefixCopy(source, held, tokens, link_s, start - self.now + link_s + self.cost_model.link_latency_s)
 
+    @property
+    def splitting(self) -> list[list[int]]:
+        """Return which of `replicas` may split a request among them, by position: the members of each group.
+
+        O(replicas x groups); O(1) where none may.
+        """
+        links, may = self._cluster.links, self._cluster.links.splitting & self.trusted
+        if not may:
+            return []
+        groups = [members & may for members in links.groups.values()]
+        places = [[i for i, replica in enumerate(self.replicas) if members >> replica & 1] for members in groups]
+        return [members for members in places if len(members) > 1]
+
+    def split(self, source: int, target: int, own_s: float) -> PrefixCopy | None:
+        """Return the split where `replicas[source]` computes the prompt, in `own_s` with its wait, and sends what
+        `replicas[target]` lacks of it; None where that is nothing.
+        """
+        at, to = self.replicas[source], self.replicas[target]
+        matched = usable_tokens(self._num_tokens, self._num_tokens, self._table.block_size[to])
+        tokens = matched - self.matched_on(to)
+        if tokens <= 0:
+            return None
+        link_s = self.cost_model.link_s(tokens)
+        starts_s = max(self._cluster.links.free_at(at, to, self.now) - self.now, own_s)
+        seconds = starts_s + link_s + self.cost_model.link_latency_s
+        return PrefixCopy(at, matched, tokens, link_s, seconds, self.matched_on(at))
+
+    def standstill(self, replica: ReplicaIndex) -> float:
+        """Return for which share of the time answers on the replica stood still of late, while it computed prompts.
+
+        Known where replicas split alone.
+        """
+        return self._cluster.standstill.share(replica, self.now) * self.slowness(replica)
+
+    @property
+    def even_standstill(self) -> float:
+        """For which share they would have, had prompts and answers been spread evenly."""
+        return self._cluster.standstill.even_share(len(self._table.live_replicas), self.now)
+
     def prefill_s(self, matched_tokens: int) -> float:
         """P: seconds to compute the prompt where `matched_tokens` of it are cached."""
         if matched_tokens != self._prefill_tokens:

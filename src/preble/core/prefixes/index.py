@@ -99,6 +99,10 @@ class PrefixIndex:
         """Do as `place`, for a prompt of which only the nodes are to count that it uses whole."""
         return self._place(replica, match, match.whole, now)
 
+    def place_too(self, replica: int, leaf: Node, now: float) -> None:
+        """Do as `place`, for a request that is placed already and uses its prompt on a second replica. O(depth)."""
+        self.caches[replica].add_use(leaf.ancestors()[::-1], now)
+
     def note_answer(self, leaf: Node, output_tokens: int, noted_tokens: float = 0.0, noted_at: float = 0.0) -> None:
         """A request whose prompt ends in `leaf` was answered. `noted_tokens`: of them, at `noted_at`. O(depth)."""
         node = leaf

@@ -218,6 +218,8 @@ class TransferKind(StrEnum):
 
     COPY = "copy"
     """It sends what it has cached already."""
+    PREFILL = "prefill"
+    """It computes the prompt, up to the first token, and sends what the other one lacks: a split."""
 
 
 @dataclass(frozen=True, slots=True)

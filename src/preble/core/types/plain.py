@@ -23,7 +23,8 @@ class ReplicaSpec:
     `model`: the base model that it serves, "" for a replica that takes requests for any model.
     `store`: name of the store of KV blocks that it shares with other replicas, "" for none.
     `transfer_group`: name of the replicas that can copy KV from each other, "" for none. All of a group have one
-    engine, model and block size, and reach each other.
+    engine, model and block size, and reach each other. `splits`: whether one of its group may compute a prompt for it,
+    and it for them.
     """
 
     replica_id: ReplicaId
@@ -34,6 +35,7 @@ class ReplicaSpec:
     model: str = ""
     store: str = ""
     transfer_group: str = ""
+    splits: bool = False
 
 
 @dataclass(slots=True, unsafe_hash=True)

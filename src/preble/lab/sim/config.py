@@ -101,11 +101,13 @@ class SimLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     `bytes_per_s`: of each link in each direction. `latency_s`: of a copy, beside its time on the link. `groups`: names
     of the replicas that can copy from each other, for each group; none for all of them, those that join included.
+    `splits`: one of a group may also compute a prompt for another one, which decodes the answer.
     """
 
     bytes_per_s: float
     latency_s: float = 0.005
     groups: tuple[tuple[str, ...], ...] = ()
+    splits: bool = False
 
     def __post_init__(self) -> None:
         _require(0 < self.bytes_per_s < math.inf, f"a link needs a positive rate, got {self.bytes_per_s}")

@@ -47,6 +47,7 @@ class SimReplica:
             block_size=config.block_size,
             reports_events=config.event_delay_s is not None,
             transfer_group="" if config.links is None else config.links.group_of(replica_id),
+            splits=config.links is not None and config.links.splits,
         )
 
     @property
@@ -69,6 +70,10 @@ class SimReplica:
     def add(self, request: Request, output: PackedTokens, now: float) -> None:
         """Queue a request that will be answered with `output`. Raises: PromptTooLong, RequestError."""
         self._local.add(request, output, now)
+
+    def abort(self, request_id: RequestId) -> None:
+        """End a request without a first token at once."""
+        self._local.abort(request_id)
 
     def lend(self, request: Request) -> Lent:
         """Do as `LocalScheduler.lend`."""

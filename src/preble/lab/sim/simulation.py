@@ -20,6 +20,7 @@ from preble.core.policies.policy import Policy
 from preble.core.replica.sequence import Finished
 from preble.core.types import (
     NO_TARGET,
+    TOKEN_BYTES,
     BlocksStored,
     KvEvent,
     PackedTokens,
@@ -28,6 +29,7 @@ from preble.core.types import (
     Request,
     RequestId,
     Target,
+    TransferKind,
 )
 from preble.decisions.writer import DecisionRecorder, LogWriter
 from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestError
@@ -56,7 +58,10 @@ REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED, REFUSED = (
 
 @dataclass(slots=True)
 class _Call:
-    """A request that was sent and has not ended. `replica`: where it was placed last, None before that."""
+    """A request that was sent and has not ended. `replica`: where it was placed last, None before that.
+
+    `leg`: the replica that computes its prompt for that one; `leg_cached`: tokens of it that it had cached.
+    """
 
     asked: WorkloadRequest
     request: Request
@@ -67,6 +72,8 @@ class _Call:
     delivered: bool = False
     first_token_s: float | None = None
     has_moved: bool = False
+    leg: SimReplica | None = None
+    leg_cached: int | None = None
 
 
 @dataclass(eq=False)
@@ -241,6 +248,9 @@ class Simulation:
         if source is None:
             self._end_copy(call, placement, None, now)
             return
+        if transfer.kind is TransferKind.PREFILL:
+            self._start_leg(call, placement, source, now)
+            return
         begins_s = self._links.reserve(source, target, transfer, now)
         self._agenda.at(begins_s, Priority.ARRIVAL, partial(self._begin_copy, call, placement, source, target))
 
@@ -254,9 +264,31 @@ class Simulation:
         ends_s = now + self._links.seconds(placement.transfer)
         self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end_copy, call, placement, copy))
 
+    def _start_leg(self, call: _Call, placement: Placement, source: SimReplica, now: float) -> None:
+        """Let the source of a split compute the prompt, up to the first token."""
+        try:
+            source.add(call.request, PackedTokens(call.answer[:TOKEN_BYTES]), now)
+        except RequestError:
+            self._end_copy(call, placement, None, now)
+            return
+        call.leg = source
+        self._wake(source, now)
+
+    def _end_leg(self, call: _Call, source: SimReplica, finished: Finished, now: float) -> None:
+        """The source has computed the prompt, and keeps it until it has sent it."""
+        placement, target = call.placement, call.replica
+        assert placement is not None and placement.transfer is not None and target is not None
+        source.take_gaps(finished.request_id)
+        call.leg, call.leg_cached = None, finished.num_cached_tokens
+        begins_s = self._links.reserve(source, target, placement.transfer, now)
+        copy, ends_s = Copy(call.request, source, target), begins_s + self._links.seconds(placement.transfer)
+        self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end_copy, call, placement, copy))
+
     def _end_copy(self, call: _Call, placement: Placement, copy: Copy | None, now: float) -> None:
         """A copy is there, or has failed: deliver its request, unless the replica was lost meanwhile."""
         has_copied = copy is not None and copy.end()
+        if not has_copied:
+            call.leg_cached = None
         if call.placement is not placement or call.replica is None:
             return
         self._tell(call.replica, partial(self._tell_copied, call.request.request_id, has_copied), now)
@@ -284,6 +316,8 @@ class Simulation:
         self._tell(replica, tell, now)
         gaps = replica.take_gaps(finished.request_id)
         call = self._calls[finished.request_id]
+        if call.leg_cached is not None:  # what was computed for it elsewhere was not cached
+            cached_tokens = call.leg_cached
         self._end(call, now, output_tokens=output_tokens, cached_tokens=cached_tokens, gaps=gaps)
 
     def _tell(self, replica: SimReplica, tell: Callable[[float], None], now: float) -> None:
@@ -379,9 +413,16 @@ class Simulation:
         for request in orphans:
             if request.request_id in self._calls:  # else it has ended, and the scheduler does not know yet
                 self._rescue(self._calls[request.request_id], now)
+        for call in [call for call in self._calls.values() if call.leg is not None and not call.leg.is_alive]:
+            assert call.placement is not None
+            call.leg = None
+            self._end_copy(call, call.placement, None, now)
 
     def _rescue(self, call: _Call, now: float) -> None:
         """Place a request of a lost replica once more, if its client has seen nothing of it yet."""
+        if call.leg is not None:
+            call.leg.abort(call.request.request_id)
+        call.leg = call.leg_cached = None
         if call.first_token_s is not None or (call.delivered and call.has_moved):
             self._end(call, now, error=REPLICA_LOST)
             return
@@ -409,11 +450,15 @@ class Simulation:
         result = replica.end_iteration(now)
         for request_id in result.prefilled:
             call = self._calls[request_id]
-            if call.first_token_s is None:
+            if call.first_token_s is None and call.leg is not replica:
                 call.first_token_s = now
                 self._tell(replica, partial(self._tell_prefilled, request_id), now)
         for finished in result.finished:
-            self._finish(replica, finished, now)
+            call = self._calls[finished.request_id]
+            if call.leg is replica:
+                self._end_leg(call, replica, finished, now)
+            else:
+                self._finish(replica, finished, now)
         self._place_next(now)
         events = replica.take_events()
         if events and self.config.event_delay_s is not None:

@@ -1,0 +1,266 @@
+"""What splitting requests between replicas gains and costs, against `preble` without splits (docs/concepts/splits.md).
+
+    python benchmarks/repro/splits.py                    # three seeds: an hour on two cores
+    python benchmarks/repro/splits.py --case "tool use"  # only this case; those that are kept already are not run again
+    python benchmarks/repro/splits.py --draw             # fill in the page from the results that are there
+
+The same requests on the same replicas. Without splits, with chunks of 256, 512 and 2,048 tokens; the changes are
+against the one with the shortest E2E. With splits, chosen for each request, and copies. With fixed pools, where some
+replicas compute every prompt and the others decode every answer. Results: benchmarks/results/splits.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+
+import msgspec
+from made_by import note, values
+from page import fill
+
+from preble.core.policies.policy import Choice
+from preble.core.policies.preble import Preble, _Delays
+from preble.core.policies.view import ClusterView
+from preble.core.types import Placement, Reason, TransferKind
+from preble.decisions.settings import make_scheduler
+from preble.lab.metrics.estimates import estimate
+from preble.lab.metrics.steady import steadiness
+from preble.lab.sim import SimConfig, SimLinks, Simulation
+from preble.lab.sim.memory import fewer_collections
+from preble.lab.workloads import WorkloadPlan
+from preble.profiles import load_profile, with_kv_size
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "concepts" / "splits.md"
+RESULTS = ROOT / "benchmarks" / "results" / "splits.json"
+SEEDS = (10, 11, 12)
+LINK = 12.5
+"""Rate of links in GB/s: 100 Gbit/s."""
+CHUNKS = (256, 512, 2048)
+LLAMA = "h100x2-llama-3-70b"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One workload at one rate on one cluster; `answer`: tokens of every answer, 0 for the workload's own. `pools`: how
+    many replicas of the fixed pools compute prompts.
+    """
+
+    source: str
+    requests: int
+    rps: float
+    replicas: int = 4
+    answer: int = 0
+    options: Mapping[str, object] = field(default_factory=dict)
+    pools: tuple[int, ...] = (1, 2)
+    link: float = LINK
+
+
+CASES: Mapping[str, Case] = {
+    "nothing shared, 512 out": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(2, 3)),
+    "nothing shared, 512 out, slow link": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(), link=1.25),
+    "nothing shared": Case("unshared", 1200, 12),
+    "tool use": Case("toolbench", 3000, 45),
+    "long documents": Case("longdoc", 1500, 2.5, options={"num_prefixes": 40}, pools=(1,)),
+    "programming": Case("programming", 1500, 15),
+}
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """One run. Times in seconds. `way`: "chunk 256" and so on, "split", or "2 prefill". `computed`, `prompt`: tokens.
+
+    `split`: the share of the requests. `steady`: the verdict.
+    """
+
+    case: str
+    way: str
+    seed: int
+    ttft_p50_s: float
+    ttft_p99_s: float
+    itl_p50_s: float
+    itl_p99_s: float
+    itl_p999_s: float
+    e2e_mean_s: float
+    prompt: int
+    computed: int
+    split: float
+    steady: str
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        return self.case, self.way, self.seed
+
+
+class Pools(Preble):
+    """Fixed pools: the first `size` replicas compute every prompt, the others decode every answer.
+
+    Each pool has the sum of `preble` for itself, so prompts go to where their prefixes are.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} prefill")
+        self._size = size
+
+    def choose(self, view: ClusterView, rng: Random) -> Choice:
+        delays = _Delays(view, self._ttft_value, self._crowding)
+        delays.least(view, rng)
+        source = min(range(self._size), key=lambda i: delays[i].cost_s)
+        target = min(range(self._size, len(delays)), key=lambda i: delays[i].load_s)
+        own_s = view.waiting_prefill_s[view.replicas[source]] + (delays[source].own_prefill_s or 0.0)
+        split = view.split(source, target, own_s)
+        return Choice(view.replicas[target], Reason.POLICY, (), split)
+
+
+def ways(case: Case) -> list[str]:
+    return [*(f"chunk {chunk}" for chunk in CHUNKS), "split", *(f"{size} prefill" for size in case.pools)]
+
+
+def measure(name: str, way: str, seed: int) -> Measured:
+    case = CASES[name]
+    plan = WorkloadPlan(
+        source=case.source,
+        requests=case.requests,
+        rps=case.rps,
+        seed=seed,
+        **case.options,  # type: ignore[arg-type]
+    )
+    workload = plan.make()
+    if case.answer:
+        asked = tuple(replace(request, output_tokens=case.answer) for request in workload.requests)
+        workload = replace(workload, requests=asked)
+    chunk = int(way.removeprefix("chunk ")) if way.startswith("chunk") else max(CHUNKS)
+    config = SimConfig(
+        profile=with_kv_size(load_profile(LLAMA)),
+        replicas=case.replicas,
+        seed=seed,
+        max_batch_tokens=chunk,
+        links=SimLinks(bytes_per_s=case.link * 1e9, splits=not way.startswith("chunk")),
+    )
+    policy = Pools(int(way.split()[0])) if way.endswith("prefill") else None
+    kinds: list[TransferKind | None] = []
+
+    def on_placement(placement: Placement, now: float) -> None:
+        kinds.append(placement.transfer.kind if placement.transfer is not None else None)
+
+    scheduler = make_scheduler(config.scheduler_settings, config.told_profile, policy)
+    with fewer_collections():
+        result = Simulation(config, workload, scheduler=scheduler, on_placement=on_placement).run()
+    steady = steadiness(result.records, until_s=max(request.arrival_s or 0.0 for request in workload.openers))
+    summary = steady.summary
+    assert summary.ttft is not None and summary.itl is not None and summary.e2e is not None
+    return Measured(
+        case=name,
+        way=way,
+        seed=seed,
+        ttft_p50_s=summary.ttft.p50_s,
+        ttft_p99_s=summary.ttft.p99_s,
+        itl_p50_s=summary.itl.p50_s,
+        itl_p99_s=summary.itl.p99_s,
+        itl_p999_s=summary.itl.p999_s,
+        e2e_mean_s=summary.e2e.mean_s,
+        prompt=sum(record.prompt_tokens for record in result.records),
+        computed=sum(of_one.prefill_tokens for of_one in result.replicas.values()),
+        split=kinds.count(TransferKind.PREFILL) / len(kinds),
+        steady=str(steady.verdict),
+    )
+
+
+def known() -> dict[tuple[str, str, int], Measured]:
+    if not RESULTS.exists():
+        return {}
+    return {one.key: one for one in msgspec.json.decode(RESULTS.read_bytes(), type=list[Measured])}
+
+
+def keep(found: Mapping[tuple[str, str, int], Measured]) -> None:
+    order = [*CASES]
+    rows = sorted(
+        found.values(), key=lambda one: (order.index(one.case), ways(CASES[one.case]).index(one.way), one.seed)
+    )
+    RESULTS.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, rows)) + b"\n]\n")
+
+
+def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
+    found = known()
+    wanted = [(name, way, seed) for seed in seeds for name in names for way in ways(CASES[name])]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        pending = [pool.submit(measure, *key) for key in wanted if key not in found]
+        for future in as_completed(pending):
+            one = future.result()
+            found[one.key] = one
+            keep(found)
+            print(
+                f"{one.case:34} {one.way:10} {one.seed:3} ttft {one.ttft_p50_s:.3f} {one.ttft_p99_s:.3f}"
+                f" itl {one.itl_p99_s:.4f} e2e {one.e2e_mean_s:.3f} computed {one.computed / one.prompt:.3f}"
+                f" split {one.split:.2f} {one.steady}",
+                flush=True,
+            )
+
+
+def best_chunk(found: Mapping[tuple[str, str, int], Measured], name: str, seeds: list[int]) -> str:
+    """Return the way without splits that has the shortest E2E."""
+    chunks = [f"chunk {chunk}" for chunk in CHUNKS]
+    return min(chunks, key=lambda way: sum(found[name, way, seed].e2e_mean_s for seed in seeds))
+
+
+def table(found: Mapping[tuple[str, str, int], Measured]) -> str:
+    """Markdown: for each case and way, its times, and the change of E2E against the best chunk."""
+    rows = [
+        "| workload, requests/s, cluster | way | TTFT p50 / p99 s | ITL p99 / p99.9 ms | E2E mean s | E2E "
+        "| computed | split |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, case in CASES.items():
+        seeds = [seed for seed in SEEDS if all((name, way, seed) in found for way in ways(case))]
+        if not seeds:
+            continue
+        best = best_chunk(found, name, seeds)
+        others = [found[name, best, seed] for seed in seeds]
+        label = f"{name}, {case.rps:g}, {case.replicas} x (2 x H100), 70B"
+        for way in ways(case):
+            ones = [found[name, way, seed] for seed in seeds]
+            unsteady = sum(one.steady != "steady" for one in ones)
+            times = [
+                sum(values) / len(ones)
+                for values in zip(
+                    *(
+                        (one.ttft_p50_s, one.ttft_p99_s, 1e3 * one.itl_p99_s, 1e3 * one.itl_p999_s, one.e2e_mean_s)
+                        for one in ones
+                    ),
+                    strict=True,
+                )
+            ]
+            changes = [100 * (one.e2e_mean_s / other.e2e_mean_s - 1) for one, other in zip(ones, others, strict=True)]
+            change = estimate(changes)
+            half = "" if change.half_width is None else f" ± {change.half_width:.0f}"
+            computed = sum(one.computed for one in ones) / sum(one.prompt for one in ones)
+            rows.append(
+                f"| {label} | {way}{f', {unsteady} not steady' if unsteady else ''} "
+                f"| {times[0]:.2f} / {times[1]:.2f} | {times[2]:.0f} / {times[3]:.0f} | {times[4]:.2f} "
+                f"| {'' if way == best else f'{change.mean:+.0f}{half} %'} | {computed:.0%} "
+                f"| {sum(one.split for one in ones) / len(ones):.0%} |"
+            )
+            label = ""
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", action="append", choices=[*CASES])
+    parser.add_argument("--seed", action="append", type=int)
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--draw", action="store_true")
+    given = parser.parse_args()
+    if not given.draw:
+        run(given.case or [*CASES], tuple(given.seed or SEEDS), given.jobs)
+        note("splits")
+    fill([PAGE], {"splits": table(known()) + "\n", **values()})
+
+
+if __name__ == "__main__":
+    main()
