@@ -25,7 +25,7 @@ from preble.serving.parity import check
 from preble.serving.parity.report import Check, ParityOutcome
 from support.gateways import gateway_before, idle
 from support.linked import linked_profile
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 BLOCK = 16
 PROMPT = list(range(1, 20 * BLOCK + 6))
@@ -221,7 +221,10 @@ async def test_the_sessions_of_a_drained_replica_are_copied_from_it_and_only_the
         assert (two.num_copies("ok"), two.num_copies("failed")) == (1, 0)
 
 
-async def test_what_a_follower_has_computed_before_the_copy_came_does_not_count_as_copied(profile: Path) -> None:
+async def test_what_a_follower_has_computed_before_the_copy_came_does_not_count_as_copied(
+    profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "LEAST_WAIT_S", PATIENCE_S)  # shipped: 1 s, in which the follower must be answered
     async with pair(profile) as two:
         source = await two.cached_at_one()
         asked, may_send = two.hold_copies_to(two.other(source))
