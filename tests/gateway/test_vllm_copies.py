@@ -162,7 +162,7 @@ async def test_a_source_that_dies_during_a_copy_costs_its_request_nothing(tmp_pa
         assert found in (0, WHOLE), "the target computes it with the copy's request, or with the client's"
         newest = next(one for one in two.gateway.serving.recent.latest(1))
         assert newest.transfer is not None and newest.transfer.source == source
-        assert await two.copied(target) == 0
+        assert await two.copied(target) in (0, WHOLE), "its engine, a process of its own, may have sent it before"
 
 
 async def _runs_one(http: aiohttp.ClientSession) -> bool:
