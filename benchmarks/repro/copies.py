@@ -10,8 +10,6 @@ The same requests with and without links between the replicas. Of each run count
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -19,10 +17,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
+from cases import change, play_and_draw
 from made_by import note
 from page import fill
 
-from preble.lab.metrics.estimates import estimate
 from preble.lab.metrics.steady import steadiness
 from preble.lab.sim import SimConfig, SimLinks, simulate
 from preble.lab.sim.memory import fewer_collections
@@ -177,33 +175,22 @@ def table(found: Mapping[tuple[str, float | None, int], Measured]) -> str:
             remark = f", {unsteady} not steady" if unsteady else ""
             rows.append(
                 f"| {name.removesuffix(', 70B')}, {case.rps:g} | {cluster} | {link:g} GB/s "
-                f"| {_change([one.ttft_p99_s for one in ones], [one.ttft_p99_s for one in others])} "
-                f"| {_change([one.e2e_mean_s for one in ones], [one.e2e_mean_s for one in others])} "
+                f"| {change([one.ttft_p99_s for one in ones], [one.ttft_p99_s for one in others])} "
+                f"| {change([one.e2e_mean_s for one in ones], [one.e2e_mean_s for one in others])} "
                 f"| {sum(one.copied for one in ones) / sum(one.prompt for one in ones):.1%} "
                 f"| {seeds[0]} to {seeds[-1]}{remark} |"
             )
     return "\n".join(rows)
 
 
-def _change(values: list[float], others: list[float]) -> str:
-    changes = [100 * (value / other - 1) for value, other in zip(values, others, strict=True)]
-    found = estimate(changes)
-    half = "" if found.half_width is None else f" ± {found.half_width:.0f}"
-    return f"{found.mean:+.0f}{half} %"
+def play(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
+    run(names, seeds, jobs)
+    note("copies")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=[*CASES])
-    parser.add_argument("--seed", action="append", type=int)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--draw", action="store_true")
-    given = parser.parse_args()
-    if not given.draw:
-        run(given.case or [*CASES], tuple(given.seed or SEEDS), given.jobs)
-        note("copies")
+def draw() -> None:
     fill([PAGE], {"copies": table(known()) + "\n"})
 
 
 if __name__ == "__main__":
-    main()
+    play_and_draw(__doc__, CASES, SEEDS, play, draw)

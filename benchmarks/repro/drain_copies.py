@@ -9,8 +9,6 @@ then; or one joins. Results: benchmarks/results/drain_copies.json.
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
@@ -18,12 +16,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
+from cases import change, play_and_draw
 from made_by import note
 from page import fill
 
 from preble.core.types import Placement
 from preble.lab.metrics import RequestRecord
-from preble.lab.metrics.estimates import estimate
 from preble.lab.metrics.summary import percentile
 from preble.lab.sim import Failure, FailureKind, SimConfig, SimLinks, Simulation
 from preble.lab.sim.memory import fewer_collections
@@ -169,32 +167,22 @@ def table(found: Mapping[tuple[str, bool, int], Measured]) -> str:
         rows.append(
             f"| {name}, {case.rps:g} requests/s | {sum(one.num_requests for one in without)} | {shares[0]:.0%} "
             f"| {shares[1]:.0%} "
-            f"| {_change(*([one.computed / one.prompt for one in ones] for ones in (with_copies, without)))} "
+            f"| {change(*([one.computed / one.prompt for one in ones] for ones in (with_copies, without)))} "
             f"| {sum(one.copied for one in with_copies) / sum(one.prompt for one in with_copies):.0%} "
-            f"| {_change(*([one.ttft_p99_s for one in ones] for ones in (with_copies, without)))} "
-            f"| {_change(*([one.e2e_mean_s for one in ones] for ones in (with_copies, without)))} |"
+            f"| {change(*([one.ttft_p99_s for one in ones] for ones in (with_copies, without)))} "
+            f"| {change(*([one.e2e_mean_s for one in ones] for ones in (with_copies, without)))} |"
         )
     return "\n".join(rows)
 
 
-def _change(values: list[float], others: list[float]) -> str:
-    found = estimate([100 * (value / other - 1) for value, other in zip(values, others, strict=True)])
-    half = "" if found.half_width is None else f" ± {found.half_width:.0f}"
-    return f"{found.mean:+.0f}{half} %"
+def play(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
+    run(names, seeds, jobs)
+    note("drain_copies")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=[*CASES])
-    parser.add_argument("--seed", action="append", type=int)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--draw", action="store_true")
-    given = parser.parse_args()
-    if not given.draw:
-        run(given.case or [*CASES], tuple(given.seed or SEEDS), given.jobs)
-        note("drain_copies")
+def draw() -> None:
     fill([PAGE], {"drain-copies": table(known()) + "\n"})
 
 
 if __name__ == "__main__":
-    main()
+    play_and_draw(__doc__, CASES, SEEDS, play, draw)

@@ -11,8 +11,6 @@ replicas compute every prompt and the others decode every answer. Results: bench
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
@@ -21,6 +19,7 @@ from pathlib import Path
 from random import Random
 
 import msgspec
+from cases import change, play_and_draw
 from made_by import note, values
 from page import fill
 
@@ -29,7 +28,6 @@ from preble.core.policies.preble import Preble, _Delays
 from preble.core.policies.view import ClusterView
 from preble.core.types import Placement, Reason, TransferKind
 from preble.decisions.settings import make_scheduler
-from preble.lab.metrics.estimates import estimate
 from preble.lab.metrics.steady import steadiness
 from preble.lab.sim import SimConfig, SimLinks, Simulation
 from preble.lab.sim.memory import fewer_collections
@@ -235,32 +233,26 @@ def table(found: Mapping[tuple[str, str, int], Measured]) -> str:
                     strict=True,
                 )
             ]
-            changes = [100 * (one.e2e_mean_s / other.e2e_mean_s - 1) for one, other in zip(ones, others, strict=True)]
-            change = estimate(changes)
-            half = "" if change.half_width is None else f" ± {change.half_width:.0f}"
+            changed = change([one.e2e_mean_s for one in ones], [other.e2e_mean_s for other in others])
             computed = sum(one.computed for one in ones) / sum(one.prompt for one in ones)
             rows.append(
                 f"| {label} | {way}{f', {unsteady} not steady' if unsteady else ''} "
                 f"| {times[0]:.2f} / {times[1]:.2f} | {times[2]:.0f} / {times[3]:.0f} | {times[4]:.2f} "
-                f"| {'' if way == best else f'{change.mean:+.0f}{half} %'} | {computed:.0%} "
+                f"| {'' if way == best else changed} | {computed:.0%} "
                 f"| {sum(one.split for one in ones) / len(ones):.0%} |"
             )
             label = ""
     return "\n".join(rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--case", action="append", choices=[*CASES])
-    parser.add_argument("--seed", action="append", type=int)
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--draw", action="store_true")
-    given = parser.parse_args()
-    if not given.draw:
-        run(given.case or [*CASES], tuple(given.seed or SEEDS), given.jobs)
-        note("splits")
+def play(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
+    run(names, seeds, jobs)
+    note("splits")
+
+
+def draw() -> None:
     fill([PAGE], {"splits": table(known()) + "\n", **values()})
 
 
 if __name__ == "__main__":
-    main()
+    play_and_draw(__doc__, CASES, SEEDS, play, draw)

@@ -28,10 +28,10 @@ from preble.serving.replicas.live import LiveReplica, LiveReplicas
 
 LEAST_WAIT_S = 1.0
 PATIENCE = 4.0
-"""A copy may take its expected time so many times over, and `LEAST_WAIT_S` more. Then it counts as failed."""
+"""A copy fails after `PATIENCE` times its expected time and `LEAST_WAIT_S` more."""
 MOST_FAILURES = 3
-"""After so many copies in a row that bring nothing, a replica is left out. One may fail because its source has evicted
-the prefix meanwhile."""
+"""We leave a replica out after so many copies in a row that bring nothing. A single one may fail because its source has
+evicted the prefix meanwhile."""
 
 
 class Copies:

@@ -33,7 +33,7 @@ from preble.serving import ended
 _MUST_BE_SET = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY")
 _RENEW_S = 60.0
 _MAX_WHOLE_BYTES = 64 << 20
-"""Of an answer that is no stream, for its usage; of a larger one nothing is kept, and its tokens are not counted."""
+"""We keep a whole answer to read its usage. We keep nothing of a larger one, so its tokens are not counted."""
 Message = MutableMapping[str, Any]
 Asgi = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
 

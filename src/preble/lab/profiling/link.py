@@ -28,7 +28,7 @@ from preble.profiles import with_kv_size
 PARTS = (16, 8, 4, 2, 1)
 """Lengths to copy, as parts of the longest."""
 MOST_MISSES = 3
-"""After so many copies in a row that bring too little, nothing more is measured: vLLM may wait 30 s for each."""
+"""We stop measuring after so many incomplete copies in a row: vLLM may wait 30 s for each."""
 BYTES_COPIED = re.compile(rb'^vllm:kv_offload_tiering_read_bytes_total\{.*tier="[^"]*p2p".*\} (\S+)', re.MULTILINE)
 
 
