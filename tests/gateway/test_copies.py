@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import aiohttp
 import pytest
 
 from preble.config import AuthConfig, ParityConfig, ReplicaConfig
+from preble.core.types import Transfer, TransferKind
 from preble.decisions.recent import Decision
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.peers import KvSource, SharedId
@@ -23,6 +25,7 @@ from preble.profiles import load_profile, profile_json
 from preble.serving import copies
 from preble.serving.parity import check
 from preble.serving.parity.report import Check, ParityOutcome
+from preble.serving.placed import LocalPlaced
 from support.gateways import gateway_before, idle
 from support.linked import linked_profile
 from support.waiting import PATIENCE_S, eventually
@@ -239,6 +242,23 @@ async def test_what_a_follower_has_computed_before_the_copy_came_does_not_count_
         assert (two.num_copies("overtaken"), two.num_copies("ok"), two.num_copies("failed")) == (1, 0, 0)
         assert two.other(source).engine.copied_tokens == 0
         assert b"preble_copied_tokens_total{" not in two.gateway.serving.telemetry.exposition()
+
+
+async def test_a_split_is_not_carried_out_and_nobody_is_blamed(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an adapter of the user's own may ask for one."""
+    carried_out = copies.Copies._copy
+
+    async def as_a_split(self: copies.Copies, placed: LocalPlaced, transfer: Transfer) -> bool:
+        return await carried_out(self, placed, replace(transfer, kind=TransferKind.PREFILL))
+
+    monkeypatch.setattr(copies.Copies, "_copy", as_a_split)
+    async with pair(profile) as two:
+        source = await two.cached_at_one()
+        target, answer, _ = await two.ask_while_busy(source)
+        assert (target, answer["usage"]["prompt_tokens_details"]["cached_tokens"]) == (two.other(source).url, 0)
+        assert two.other(source).engine.copied_tokens == 0
+        assert (two.num_copies("failed"), two.num_copies("ok")) == (1, 0)
+        assert all(replica.failed_copies == 0 for replica in two.gateway.serving.replicas.values())
 
 
 async def test_a_replica_that_joins_copies_what_is_hot(profile: Path) -> None:
