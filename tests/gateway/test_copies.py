@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from preble.config import AuthConfig, ParityConfig, ReplicaConfig
-from preble.core.types import Transfer, TransferKind
+from preble.core.types import ReplicaId, Transfer, TransferKind
 from preble.decisions.recent import Decision
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.peers import KvSource, SharedId
@@ -67,11 +67,16 @@ class Pair:
         return next(server for server in self.servers if server.url != url)
 
     async def cached_at_one(self) -> str:
-        """Have one replica cache the prompt, and wait until the scheduler knows; return which."""
+        """Have one replica cache the prompt, and wait until its events have said so; return which."""
         url, _ = await self.ask()
-        scheduler = self.gateway.serving.scheduler
-        await eventually(lambda: scheduler.snapshot().replicas[url].cached_tokens >= WHOLE, "its events have come")  # type: ignore[index]
+        await eventually(lambda: self.confirmed_tokens(url) >= WHOLE, "its events have come")
         return url
+
+    def confirmed_tokens(self, url: str) -> int:
+        """Return how many tokens a replica holds for certain: nothing else is copied from it."""
+        cluster = self.gateway.serving.scheduler._cluster
+        replica = cluster.replicas.replica(ReplicaId(url))
+        return sum(entry.held for entry in cluster.index.caches[replica].entries.values())
 
     @asynccontextmanager
     async def busy(self, url: str) -> AsyncIterator[None]:
