@@ -398,6 +398,16 @@ async def ask(intakes: Sequence[Intake], prompt: str, number: int, clock: Clock)
                 placed.end(EngineProtocolError("nonsense"))
                 placed = await placed.place_again()
             asked.append(placed)
+        here, there = (one.placement for one in asked)
+        assert (here.predicted_ttft_s, here.predicted_ttft_p98_s) == (
+            there.predicted_ttft_s,
+            there.predicted_ttft_p98_s,
+        )
+        assert (here.predicted_tpot_s, here.predicted_tpot_p98_s) == (
+            there.predicted_tpot_s,
+            there.predicted_tpot_p98_s,
+        )
+        assert here.predicted_tpot_s is not None
         await clock.advance(0.02)
         for placed in asked:
             placed.report(FirstToken())

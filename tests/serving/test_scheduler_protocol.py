@@ -31,7 +31,7 @@ from preble.serving.terms import Terms
 from support.waiting import PATIENCE_S, eventually
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "scheduler-protocol.md"
-HELLO = b"\x93\x00\x09\xa7by-hand"  # [0, 9, "by-hand"]
+HELLO = b"\x93\x00" + bytes([protocol.VERSION]) + b"\xa7by-hand"  # [0, VERSION, "by-hand"]
 ADMIT = b"\x93\x01\x01\x91\xa5req-1"  # [1, 1, ["req-1"]]
 PLACE = b"\x95\x03\x02\x01\xa5req-1\xc4\x08\x05\x00\x00\x00\x07\x00\x00\x00"  # [3, 2, 1, "req-1", ids 5 and 7]
 FIRST_TOKEN = b"\x93\x06\x02\x81\xa4fact\xabfirst_token"  # [6, 2, {"fact": "first_token"}]
@@ -88,7 +88,7 @@ async def connected(path: Path, first: bytes = HELLO) -> AsyncIterator[ByHand]:
     try:
         if first:
             carrier.send(first)
-            assert (await carrier.next())[:2] == [0, 9]
+            assert (await carrier.next())[:2] == [0, protocol.VERSION]
         yield carrier
     finally:
         await carrier.close()

@@ -258,10 +258,7 @@ def _afterwards(decision: Decision) -> Iterator[str]:
         how = "had failed" if decision.transfer_failed else "was there"
         yield f"The copy {how} after {decision.transferred_s:.3f} s."
     if decision.first_token_s is not None:
-        predicted_s = decision.predicted_ttft_s
-        expected = "" if predicted_s is None else f"; {predicted_s:.3f} s were predicted"
-        if (p98_s := decision.predicted_ttft_p98_s) is not None:
-            expected += f", {p98_s:.3f} s for 98 of 100"
+        expected = _predicted(decision.predicted_ttft_s, decision.predicted_ttft_p98_s)
         yield f"First token after {decision.first_token_s:.3f} s{expected}."
     if decision.replica_lost:
         yield f"{decision.replica} left the rotation meanwhile."
@@ -270,8 +267,16 @@ def _afterwards(decision: Decision) -> Iterator[str]:
         return
     ended = "Finished" if decision.outcome == "ok" else f"Ended ({decision.outcome})"
     yield f"{ended} after {decision.end_s:.3f} s with {decision.output_tokens} output tokens."
+    if decision.tpot_s is not None:
+        expected = _predicted(decision.predicted_tpot_s, decision.predicted_tpot_p98_s)
+        yield f"A further token every {decision.tpot_s:.3f} s{expected}."
     if decision.cached_tokens is not None:
         yield _cached(decision.cached_tokens, decision.matched_tokens)
+
+
+def _predicted(seconds: float | None, p98_s: float | None) -> str:
+    said = "" if seconds is None else f"; {seconds:.3f} s were predicted"
+    return said if p98_s is None else f"{said}, {p98_s:.3f} s for 98 of 100"
 
 
 def _cached(reported: int, predicted: int) -> str:

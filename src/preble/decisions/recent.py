@@ -46,7 +46,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     `untrusted`: replicas whose caches did not count. `predicted_ttft_s`: what `first_token_s` was expected to be.
     `transfer`: what another replica was to send first, None for nothing; `transferred_s`: seconds after which it was
     there or had failed (`transfer_failed`), None before that. `predicted_ttft_p98_s`: what `first_token_s` was to
-    keep in 98 of 100 cases. `asked`: what its client asked for besides an answer, None where it is unknown.
+    keep in 98 of 100 cases. `predicted_tpot_s`, `predicted_tpot_p98_s`: the same of `tpot_s`. `asked`: what its client
+    asked for besides an answer, None where it is unknown.
     """
 
     request_id: str
@@ -63,6 +64,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     transferred_s: float | None = None
     transfer_failed: bool = False
     predicted_ttft_p98_s: float | None = None
+    predicted_tpot_s: float | None = None
+    predicted_tpot_p98_s: float | None = None
     asked: str | None = None
     first_token_s: float | None = None
     end_s: float | None = None
@@ -70,6 +73,13 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     replica_lost: bool = False
     output_tokens: int = 0
     cached_tokens: int | None = None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Return seconds between two tokens; None where the answer had less than two, or its first was not seen."""
+        if self.first_token_s is None or self.end_s is None or self.output_tokens < 2:
+            return None
+        return (self.end_s - self.first_token_s) / (self.output_tokens - 1)
 
 
 @dataclass(slots=True)
@@ -209,6 +219,8 @@ class RecentDecisions:
             transferred_s=_since(record.placed_at, record.transferred_at),
             transfer_failed=record.transfer_failed,
             predicted_ttft_p98_s=placement.predicted_ttft_p98_s,
+            predicted_tpot_s=placement.predicted_tpot_s,
+            predicted_tpot_p98_s=placement.predicted_tpot_p98_s,
             asked=record.asked,
             first_token_s=_since(record.placed_at, record.first_token_at),
             end_s=_since(record.placed_at, record.end_at),

@@ -231,7 +231,12 @@ class LocalPlaced(Placed):
             self.engine = self._table.replicas.engine(fact.replica_id)
             fact = Moved(fact.replica_id, self.placement.replica_id)
             self.placement = dataclasses.replace(
-                self.placement, replica_id=fact.replica_id, predicted_ttft_s=None, predicted_ttft_p98_s=None
+                self.placement,
+                replica_id=fact.replica_id,
+                predicted_ttft_s=None,
+                predicted_ttft_p98_s=None,
+                predicted_tpot_s=None,
+                predicted_tpot_p98_s=None,
             )
         self._table.tell(self, fact)
 

@@ -446,13 +446,26 @@ def test_a_measured_first_token_is_explained_beside_the_predicted_one() -> None:
     assert "0.200 s were predicted, 0.300 s for 98 of 100." in explain(recent.of_request("q")[-1])
 
 
+def test_a_measured_pace_is_explained_beside_the_predicted_one() -> None:
+    recent = RecentDecisions("round_robin", 1)
+    times = {"predicted_tpot_s": 0.02, "predicted_tpot_p98_s": 0.04}
+    placed = keep(recent, Placement(RequestId("q"), ReplicaId("a"), Reason.POLICY, 0, 100, **times), 0.0)
+    recent.on(placed, FirstToken(), 0.25)
+    recent.on(placed, Ended(Outcome.OK, output_tokens=11), 0.55)
+    [decision] = recent.of_request("q")
+    said = "A further token every 0.030 s; 0.020 s were predicted, 0.040 s for 98 of 100."
+    assert decision.tpot_s == pytest.approx(0.03) and said in explain(decision)
+
+
 def test_an_exploit_is_explained_with_the_tie_and_the_costs() -> None:
     text = explained(Reason.EXPLOIT, "a", ("a", 80, 0.1, 0.002, 0.05), ("b", 80, 0.1, 0.002, 0.05))
     assert "placed at 0.000 s on a (exploit, policy e2)" in text
     assert "Of 100 prompt tokens, 80 are cached at best and 20 are missing, so the request follows the cache" in text
     assert "of the 2 that hold the cached part and serve it, a shares the lowest L + M + P with 1" in text
     assert "* a 80 100.0 2.0 50.0 152.0 b 80" in text
-    assert "First token after 0.250 s. Finished after 1.500 s with 7 output tokens." in text
+    assert (
+        "First token after 0.250 s. Finished after 1.500 s with 7 output tokens. A further token every 0.208 s." in text
+    )
     assert text.endswith("The replica reported 64 tokens cached, 16 fewer than predicted.")
 
 

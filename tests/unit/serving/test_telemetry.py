@@ -107,6 +107,25 @@ def test_the_coverage_of_predictions_is_counted() -> None:
     assert shown["preble_ttft_p98_total{model=tiny,outcome=over}"] == 1
 
 
+def test_the_pace_of_a_streamed_answer_is_compared_with_the_predicted_one() -> None:
+    """Two seconds for each of 16 further tokens. A shorter answer, and one that failed, tell nothing."""
+    telemetry = Telemetry()
+    for p98_s, ended in (
+        *((2.0, Ended(Outcome.OK, output_tokens=17)), (1.75, Ended(Outcome.OK, output_tokens=17))),
+        *((2.0, Ended(Outcome.OK, output_tokens=15)), (2.0, Ended(Outcome.ABORTED, output_tokens=17))),
+    ):
+        one = placed()
+        one.placement = dataclasses.replace(one.placement, predicted_tpot_s=1.5, predicted_tpot_p98_s=p98_s)
+        telemetry.on(one, Started(0.001), 0.125)
+        one.begun_at = 0.375
+        telemetry.on(one, ended, 0.375 + 16 * 2.0)
+    shown = samples(telemetry)
+    assert shown["preble_tpot_error_seconds_count{model=tiny}"] == 2
+    assert shown["preble_tpot_error_seconds_sum{model=tiny}"] == 0.5 + 0.5
+    assert shown["preble_tpot_p98_total{model=tiny,outcome=within}"] == 1
+    assert shown["preble_tpot_p98_total{model=tiny,outcome=over}"] == 1
+
+
 def test_a_failed_request_has_no_time_to_its_end() -> None:
     telemetry = Telemetry()
     serve_one(telemetry, outcome=Outcome.ENGINE_GONE)

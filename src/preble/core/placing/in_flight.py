@@ -141,8 +141,7 @@ class InFlightTable:
             work_done = entry.first_token_at is not None
             if work_done:
                 self._timing.finished(entry, output_tokens, cached_tokens, now)
-                if entry.predicted_tpot_s > 0.0:
-                    self._promises.finished(entry, output_tokens, now)
+                self._promises.finished(entry, output_tokens, now)
             if cached_tokens is not None:
                 self._tracker.compare(entry, cached_tokens, now)
             if work_done:

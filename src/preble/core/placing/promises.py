@@ -15,6 +15,7 @@ from math import inf
 from typing import Final
 
 from preble.core.cluster.replicas import InFlightRequest
+from preble.core.placing.timing_samples import MIN_OUTPUT_TOKENS
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import Request, RequestId
@@ -24,8 +25,6 @@ _KEPT: Final = 256
 """Outcomes that count: some seconds of a busy cluster."""
 _FEWEST: Final = 32
 """With fewer, predictions are believed as they are."""
-_MIN_OUTPUT_TOKENS: Final = 16
-"""A shorter answer tells little of the time between its tokens."""
 
 
 class Outcomes:
@@ -59,6 +58,10 @@ class Outcomes:
         if not self.are_enough:
             return 0.0
         return self._by_size[min(int(share * len(self._by_size)), len(self._by_size) - 1)]
+
+    def sure_s(self, predicted_s: float) -> float | None:
+        """Return what 98 of 100 times keep that are predicted so; None while too few outcomes are known."""
+        return max(predicted_s + self.excess_s(), 0.0) if self.are_enough else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +103,9 @@ class Promises:
         self._tpot_s: dict[ReplicaIndex, dict[RequestId, float]] = {}
         """By replica and request: seconds that each further token may take, where that was promised."""
 
-    def placed(self, entry: InFlightRequest, predicted_ttft_s: float, predicted_tpot_s: float) -> float | None:
-        """Note a request in flight, with these predictions; `predicted_tpot_s` is 0 if nobody has asked.
-
-        Return the time within which a first token comes that is predicted so, in 98 of 100 cases by the last outcomes;
-        None while too few are known.
-        """
-        entry.predicted_ttft_s = predicted_ttft_s
-        entry.predicted_tpot_s = predicted_tpot_s
-        if entry.request.tpot_s < inf:
-            self._tpot_s.setdefault(entry.replica, {})[entry.request.request_id] = entry.request.tpot_s
-        return max(predicted_ttft_s + self.ttft.excess_s(), 0.0) if self.ttft.are_enough else None
+    def placed(self, entry: InFlightRequest) -> None:
+        """A request that asked for a time per token is in flight."""
+        self._tpot_s.setdefault(entry.replica, {})[entry.request.request_id] = entry.request.tpot_s
 
     def begun(self, entry: InFlightRequest, now: float) -> None:
         """Its first token has come."""
@@ -118,8 +113,9 @@ class Promises:
             self.ttft.note(entry.predicted_ttft_s, now - entry.placed_at)
 
     def finished(self, entry: InFlightRequest, output_tokens: int, now: float) -> None:
-        """It has ended well, and its time per token was predicted."""
-        if entry.first_token_at is not None and output_tokens >= _MIN_OUTPUT_TOKENS:
+        """Its answer has ended. One whose first token nobody saw, since it came whole, tells nothing."""
+        is_timed = entry.batch is not None and output_tokens >= MIN_OUTPUT_TOKENS
+        if is_timed and entry.first_token_at is not None and entry.predicted_tpot_s > 0.0:
             self.tpot.note(entry.predicted_tpot_s, (now - entry.first_token_at) / (output_tokens - 1))
 
     def ended(self, entry: InFlightRequest) -> None:

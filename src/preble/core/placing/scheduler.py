@@ -174,8 +174,11 @@ class GlobalScheduler:
             ttft_s = waiting_s + prefill_s * view.slowness(replica)
             kind = TransferKind.PREFILL if copy.is_split else TransferKind.COPY
             transfer = Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds, kind)
-        tpot_s = view.tpot_s(replica) if request.has_target else 0.0
+        tpot_s = view.tpot_s(replica)
         entry = self._in_flight.start(request, replica, matched, prefill_s, view.match, view.now, copy=copy)
+        entry.predicted_ttft_s, entry.predicted_tpot_s = ttft_s, tpot_s
+        if request.tpot_s < inf:
+            self._promises.placed(entry)
         return Placement(
             request.request_id,
             self._replicas.replica_id(replica),
@@ -186,7 +189,9 @@ class GlobalScheduler:
             self._replicas.untrusted_ids,
             ttft_s,
             transfer,
-            predicted_ttft_p98_s=self._promises.placed(entry, ttft_s, tpot_s),
+            predicted_ttft_p98_s=self._promises.ttft.sure_s(ttft_s),
+            predicted_tpot_s=tpot_s,
+            predicted_tpot_p98_s=self._promises.tpot.sure_s(tpot_s),
         )
 
     def _chosen(self, view: ClusterView) -> Choice:

@@ -20,6 +20,7 @@ MIN_PREFILL_TOKENS: Final = 256
 """For shorter prompts the network and the server take a larger part of the time than the GPU."""
 
 MIN_OUTPUT_TOKENS: Final = 16
+"""A shorter answer tells little of the time between its tokens."""
 
 
 @dataclass(slots=True)

@@ -242,10 +242,11 @@ class Placement:
 
     `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed.
     `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
-    did not count, see `GlobalScheduler.set_trust`. `predicted_ttft_s`: seconds from here to the first token, None where
-    nobody has predicted it. `transfer`: what another replica is to send first, None for nothing; its end is to be
-    reported with `GlobalScheduler.on_transferred` or `on_transfer_failed`. `predicted_ttft_p98_s`: what 98 of 100 keep,
-    by how the last predictions turned out; None while too few have.
+    did not count, see `GlobalScheduler.set_trust`. `predicted_ttft_s`, `predicted_tpot_s`: seconds from here to the
+    first token, and between two further ones; None where nobody has predicted it. `transfer`: what another replica is
+    to send first, None for nothing; its end is to be reported with `GlobalScheduler.on_transferred` or
+    `on_transfer_failed`. `predicted_ttft_p98_s`, `predicted_tpot_p98_s`: what 98 of 100 keep, by how the last
+    predictions turned out; None while too few have.
     """
 
     request_id: RequestId
@@ -258,6 +259,8 @@ class Placement:
     predicted_ttft_s: float | None = None
     transfer: Transfer | None = None
     predicted_ttft_p98_s: float | None = None
+    predicted_tpot_s: float | None = None
+    predicted_tpot_p98_s: float | None = None
 
     def __init__(
         self,
@@ -271,6 +274,8 @@ class Placement:
         predicted_ttft_s: float | None = None,
         transfer: Transfer | None = None,
         predicted_ttft_p98_s: float | None = None,
+        predicted_tpot_s: float | None = None,
+        predicted_tpot_p98_s: float | None = None,
     ) -> None:
         self.request_id = request_id
         self.replica_id = replica_id
@@ -282,6 +287,8 @@ class Placement:
         self.predicted_ttft_s = predicted_ttft_s
         self.transfer = transfer
         self.predicted_ttft_p98_s = predicted_ttft_p98_s
+        self.predicted_tpot_s = predicted_tpot_s
+        self.predicted_tpot_p98_s = predicted_tpot_p98_s
 
 
 @dataclass(frozen=True, slots=True)

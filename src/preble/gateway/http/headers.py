@@ -11,30 +11,39 @@ from preble.rules.callers import Caller
 from preble.serving import SESSION, ParsedRequest
 
 REPLICA, REASON, MATCHED_TOKENS = b"x-preble-replica", b"x-preble-reason", b"x-preble-matched-tokens"
-PREDICTED_TTFT, PREDICTED_TTFT_P98 = b"x-preble-predicted-ttft-ms", b"x-preble-predicted-ttft-p98-ms"
+PREDICTED = (
+    *(b"x-preble-predicted-ttft-ms", b"x-preble-predicted-ttft-p98-ms"),
+    *(b"x-preble-predicted-tpot-ms", b"x-preble-predicted-tpot-p98-ms"),
+)
 _OURS = b"x-preble-"
 
 
 def placement_headers(placements: Sequence[Placement]) -> HeaderList:
     """Return the headers for the placements of one request's prompts: every replica and reason, all matched tokens, and
-    the longest times to the first token as predicted.
+    the longest of the predicted times.
     """
     [one, *others] = placements
     replicas: str = one.replica_id
     reasons: str = one.reason
-    matched_tokens, predicted_s, p98_s = one.matched_tokens, one.predicted_ttft_s, one.predicted_ttft_p98_s
+    matched_tokens, predicted_s = one.matched_tokens, _predicted_s(one)
     if others:  # hardly ever
         replicas = ",".join(sorted({p.replica_id for p in placements}))
         reasons = ",".join(sorted({p.reason for p in placements}))
         matched_tokens = sum(p.matched_tokens for p in placements)
-        predicted_s = max((p.predicted_ttft_s for p in placements if p.predicted_ttft_s is not None), default=None)
-        p98_s = max((p.predicted_ttft_p98_s for p in placements if p.predicted_ttft_p98_s is not None), default=None)
+        of_all = zip(*map(_predicted_s, placements), strict=True)
+        predicted_s = tuple(max((s for s in each if s is not None), default=None) for each in of_all)
     headers = [(REPLICA, replicas.encode()), (REASON, reasons.encode()), (MATCHED_TOKENS, b"%d" % matched_tokens)]
-    if predicted_s is not None:
-        headers.append((PREDICTED_TTFT, b"%.1f" % (1000 * predicted_s)))
-    if p98_s is not None:
-        headers.append((PREDICTED_TTFT_P98, b"%.1f" % (1000 * p98_s)))
+    headers += [
+        (name, b"%.1f" % (1000 * seconds))
+        for name, seconds in zip(PREDICTED, predicted_s, strict=True)
+        if seconds is not None
+    ]
     return headers
+
+
+def _predicted_s(one: Placement) -> tuple[float | None, ...]:
+    """Return the times for the headers `PREDICTED`."""
+    return one.predicted_ttft_s, one.predicted_ttft_p98_s, one.predicted_tpot_s, one.predicted_tpot_p98_s
 
 
 def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -> HeaderList:
@@ -62,7 +71,7 @@ _NOT_PASSED_BACK = frozenset(
         b"transfer-encoding",
         b"upgrade",
         b"x-request-id",
-        *(REPLICA, REASON, MATCHED_TOKENS, PREDICTED_TTFT, PREDICTED_TTFT_P98),
+        *(REPLICA, REASON, MATCHED_TOKENS, *PREDICTED),
         *(b"access-control-allow-origin", b"access-control-allow-credentials", b"access-control-expose-headers"),
     }
 )

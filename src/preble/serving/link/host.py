@@ -309,7 +309,7 @@ class _CarrierConnection(FrameProtocol[m.ToScheduler]):
         terms = self._admitted.get(admitted)
         weighed = tuple(at.candidates) if terms is not None and terms.is_traced else ()
         where = (at.request_id, at.replica_id, at.reason)
-        predicted = (at.predicted_ttft_s, at.predicted_ttft_p98_s)
+        predicted = (at.predicted_ttft_s, at.predicted_ttft_p98_s, at.predicted_tpot_s, at.predicted_tpot_p98_s)
         self.send(m.PlacedOn(number, *where, *tokens, placed.placed_at, weighed, *predicted))
         # After it: the replica may have left since the request's turn, and the carrier is told so at once.
         self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.PlacementReport(number, loss))))

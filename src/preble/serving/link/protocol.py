@@ -19,7 +19,7 @@ from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import MonotonicSeconds, Terms
 
-VERSION = 9
+VERSION = 10
 
 
 class Message(Struct, array_like=True):
@@ -168,6 +168,8 @@ class PlacedOn(Message, tag=3):
     candidates: Sequence[Candidate] = ()
     predicted_ttft_s: float | None = None
     predicted_ttft_p98_s: float | None = None
+    predicted_tpot_s: float | None = None
+    predicted_tpot_p98_s: float | None = None
 
 
 class Refused(Message, tag=4):
@@ -247,4 +249,6 @@ def placement_of(message: PlacedOn) -> Placement:
         message.candidates,
         predicted_ttft_s=message.predicted_ttft_s,
         predicted_ttft_p98_s=message.predicted_ttft_p98_s,
+        predicted_tpot_s=message.predicted_tpot_s,
+        predicted_tpot_p98_s=message.predicted_tpot_p98_s,
     )

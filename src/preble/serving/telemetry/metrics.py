@@ -20,6 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollecto
 
 from preble.config import MetricsConfig, RequestLogConfig
 from preble.core.placing.snapshot import SchedulerState
+from preble.core.placing.timing_samples import MIN_OUTPUT_TOKENS
 from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started, TransferFailed, Transferred
 from preble.logs import LogLosses
@@ -77,6 +78,9 @@ class _OfReplica:
         self.ttft_error = numbers.cell("preble_ttft_error_seconds", model)
         self.within_p98 = numbers.cell("preble_ttft_p98_total", model, "within")
         self.over_p98 = numbers.cell("preble_ttft_p98_total", model, "over")
+        self.tpot_error = numbers.cell("preble_tpot_error_seconds", model)
+        self.within_tpot_p98 = numbers.cell("preble_tpot_p98_total", model, "within")
+        self.over_tpot_p98 = numbers.cell("preble_tpot_p98_total", model, "over")
         self.e2e = numbers.cell("preble_e2e_seconds", model)
         self.ok = numbers.cell("preble_finished_total", model, "ok")
 
@@ -161,8 +165,8 @@ class Telemetry:
         of_replica = self._of.get((replica, model)) or self._of_replica(replica, model)
         if isinstance(fact, Ended):
             self._ended(placed, fact, of_replica, now - placed.arrived_at)
-            if placed.terms.tpot_target_s is not None:
-                self._note_pace(placed, placed.terms.tpot_target_s, fact, now)
+            if placed.begun_at is not None and fact.outcome is Outcome.OK:
+                self._note_pace(placed, of_replica, fact.output_tokens or 0, now - placed.begun_at)
         elif isinstance(fact, Started):
             self._started(placed.placement, of_replica, fact.took_s)
         elif isinstance(fact, FirstToken):
@@ -190,13 +194,17 @@ class Telemetry:
             self._of_replica(fact.source, model).running[0] -= 1
             of_replica.running[0] += 1
 
-    def _note_pace(self, placed: LocalPlaced, tpot_s: float, end: Ended, now: float) -> None:
-        """Count whether a streamed answer that has ended well came as fast as it was asked for."""
-        begun_at, tokens = placed.begun_at, end.output_tokens or 0
-        if begun_at is None or tokens < 2 or end.outcome is not Outcome.OK:
+    def _note_pace(self, placed: LocalPlaced, of_replica: _OfReplica, output_tokens: int, took_s: float) -> None:
+        """Compare the pace of a streamed answer with what was predicted and what was asked for."""
+        if output_tokens < 2:
             return
-        is_kept = (now - begun_at) / (tokens - 1) <= tpot_s
-        self._target(placed.terms, placed.model, "tpot", "kept" if is_kept else "broken")
+        tpot_s = took_s / (output_tokens - 1)
+        if output_tokens >= MIN_OUTPUT_TOKENS and (predicted_s := placed.placement.predicted_tpot_s) is not None:
+            note(of_replica.tpot_error, GAP_S, abs(tpot_s - predicted_s))
+            if (p98_s := placed.placement.predicted_tpot_p98_s) is not None:
+                (of_replica.within_tpot_p98 if tpot_s <= p98_s else of_replica.over_tpot_p98)[0] += 1
+        if (target_s := placed.terms.tpot_target_s) is not None:
+            self._target(placed.terms, placed.model, "tpot", "kept" if tpot_s <= target_s else "broken")
 
     def _started(self, placement: Placement, of_replica: _OfReplica, took_s: float) -> None:
         note(self._placing, TINY_S, took_s)

@@ -108,6 +108,19 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
                 "model",
                 "outcome",
             ),
+            _seconds(
+                "tpot_error",
+                "Between the measured and the predicted time for each further token, of streamed answers of 16 tokens "
+                "or more.",
+                "model",
+                bounds=GAP_S,
+            ),
+            _counter(
+                "tpot_p98",
+                "Such answers at the pace that 98 of 100 were predicted to keep, and over it.",
+                "model",
+                "outcome",
+            ),
             _counter(
                 "targets",
                 "Targets of streamed answers that were kept or broken, and of requests that were refused for them; "

@@ -180,7 +180,7 @@ def _of_placement(placement: Placement) -> dict[str, Any]:
         "preble.matched_tokens": placement.matched_tokens,
         "preble.num_candidates": len(weighed),
     }
-    for name in ("predicted_ttft_s", "predicted_ttft_p98_s"):
+    for name in ("predicted_ttft_s", "predicted_ttft_p98_s", "predicted_tpot_s", "predicted_tpot_p98_s"):
         if (predicted_s := getattr(placement, name)) is not None:
             found[f"preble.{name}"] = predicted_s
     for name in ("replica_id", "matched_tokens", "load_s", "eviction_s", "prefill_s"):

@@ -118,6 +118,30 @@ def test_what_turns_out_later_than_predicted_is_promised_later() -> None:
     assert made.forecast(request, 1000.0).ttft_s == pytest.approx(0.3, abs=0.01)
 
 
+def test_what_comes_slower_than_predicted_is_promised_slower() -> None:
+    made = scheduler_of("preble", A, B, C)
+    step_s = made.cost_model.decode_iteration_s(1, 100)
+    for number in range(64):
+        now = 10.0 * number
+        placement = made.place(Request.of(str(number), range(number * 1000, number * 1000 + 100)), now)
+        assert placement.predicted_tpot_s == pytest.approx(step_s)
+        made.on_first_token(placement.request_id, now + 0.1)
+        made.on_finish(placement.request_id, 17, now + 0.1 + 16 * 3 * step_s)
+        known_s = placement.predicted_tpot_p98_s
+        assert known_s is None if number < 32 else known_s == pytest.approx(3 * step_s)
+
+
+def test_neither_a_whole_answer_nor_a_short_one_tells_how_far_its_tokens_lie_apart() -> None:
+    made = scheduler_of("preble", A)
+    for number in range(64):
+        now = 10.0 * number
+        placement = made.place(Request.of(str(number), range(100)), now)
+        if number % 2:
+            made.on_first_token(placement.request_id, now + 0.1)
+        made.on_finish(placement.request_id, 15 if number % 2 else 50, now + 1.0)
+    assert made.place(Request.of("last", range(100)), 1000.0).predicted_tpot_p98_s is None
+
+
 def test_an_excess_is_known_once_enough_outcomes_are() -> None:
     outcomes = Outcomes()
     for number in range(31):
