@@ -37,7 +37,7 @@ from preble.core.types import NO_TARGET, RequestId, Target
 from preble.decisions.settings import make_scheduler
 from preble.lab.metrics import RequestRecord
 from preble.lab.sim import SimConfig, Simulation
-from preble.lab.sim.simulation import REFUSED
+from preble.lab.sim.calls import REFUSED
 from preble.lab.workloads import Workload, WorkloadRequest
 from preble.lab.workloads.registry import make_workload
 from preble.profiles import load_profile

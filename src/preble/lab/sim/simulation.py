@@ -10,70 +10,41 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from math import inf
 
 from preble.core.admission.admission import FairAdmission
 from preble.core.admission.fair_queue import QueueSettings, TurnRefused
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.policy import Policy
+from preble.core.replica.scheduler import StepResult
 from preble.core.replica.sequence import Finished
 from preble.core.types import (
     NO_TARGET,
-    TOKEN_BYTES,
     BlocksStored,
     KvEvent,
-    PackedTokens,
     Placement,
     ReplicaId,
     Request,
     RequestId,
     Target,
-    TransferKind,
 )
 from preble.decisions.writer import DecisionRecorder, LogWriter
 from preble.errors import ConfigError, NoReplicaError, PromptTooLong, RequestError
 from preble.lab.metrics import RequestRecord, summarize
 from preble.lab.metrics.itl import GapCounts
 from preble.lab.sim.agenda import Agenda, Priority
+from preble.lab.sim.calls import NO_REPLICA, PARENT_FAILED, PROMPT_TOO_LONG, REFUSED, REPLICA_LOST, Call
 from preble.lab.sim.config import Failure, FailureKind, SimConfig
-from preble.lab.sim.copies import Copy, CopyLinks
+from preble.lab.sim.fleet import SimFleet
 from preble.lab.sim.gateways import ClusterScheduler, make_cluster_scheduler
 from preble.lab.sim.replica import SimReplica
-from preble.lab.sim.result import ReplicationRecord, SimResult, totals_by_name
+from preble.lab.sim.result import SimResult, totals_by_name
 from preble.lab.sim.script import Script
 from preble.lab.sim.timeline import Timeline
+from preble.lab.sim.timers import Timers
+from preble.lab.sim.transfers import Transfers
 from preble.lab.sim.watch import Glimpse, Watch
 from preble.lab.workloads import Workload, WorkloadRequest
-
-REPLICA_LOST, NO_REPLICA, PROMPT_TOO_LONG, PARENT_FAILED, REFUSED = (
-    "replica lost",
-    "no replica",
-    "prompt too long",
-    "parent failed",
-    "refused",
-)
-"""The errors of a record."""
-
-
-@dataclass(slots=True)
-class _Call:
-    """A request that was sent and has not ended. `replica`: where it was placed last, None before that.
-
-    `leg`: the replica that computes its prompt for that one; `leg_cached`: tokens of it that it had cached.
-    """
-
-    asked: WorkloadRequest
-    request: Request
-    answer: PackedTokens
-    scheduled_s: float
-    replica: SimReplica | None = None
-    placement: Placement | None = None
-    delivered: bool = False
-    first_token_s: float | None = None
-    has_moved: bool = False
-    leg: SimReplica | None = None
-    leg_cached: int | None = None
 
 
 @dataclass(eq=False)
@@ -101,18 +72,15 @@ class Simulation:
     def __post_init__(self) -> None:
         self._script = Script(self.workload)
         self._cost_model = CostModel(self.config.true_profile)
-        self._links = CopyLinks(self._cost_model)
         self._scheduler = self.scheduler or make_cluster_scheduler(self.config)
-        self._timer_s = -inf
-        """When the scheduler's timer is due; minus infinity while that is to be asked."""
+        self._timers = Timers(self._scheduler)
         self._agenda = Agenda()
-        self._live: dict[ReplicaId, SimReplica] = {}
+        self._fleet = SimFleet(self._agenda, self._after_iteration)
+        self._transfers = Transfers(self._fleet, self._agenda, self._cost_model, self._transferred)
         self._drained: frozenset[ReplicaId] = frozenset()
-        self._all_replicas: list[SimReplica] = []
-        self._calls: dict[RequestId, _Call] = {}
+        self._calls: dict[RequestId, Call] = {}
         self._records: list[RequestRecord] = []
         self._reasons: Counter[str] = Counter()
-        self._replications: list[ReplicationRecord] = []
         self._timeline = Timeline()
         self._num_expected = len(self.workload.requests)
         self._stopped_s: float | None = None
@@ -124,8 +92,7 @@ class Simulation:
         while len(self._records) < self._num_expected:
             time_s, event = self._agenda.pop()
             if time_s > now:
-                if time_s >= self._timer_s:
-                    self._run_timers(time_s)
+                self._timers.run(time_s)
                 now = time_s
             event(now)
         return SimResult(
@@ -134,10 +101,10 @@ class Simulation:
             config=self.config,
             policy=self._scheduler.policy.name,
             summary=summarize(self._records),
-            gpu_s=sum(replica.busy_s for replica in self._all_replicas),
+            gpu_s=sum(replica.busy_s for replica in self._fleet.all),
             reasons=dict(sorted(self._reasons.items())),
-            replicas=totals_by_name(self._all_replicas),
-            replications=self._replications,
+            replicas=totals_by_name(self._fleet.all),
+            replications=self._timers.replications,
             timeline=self._timeline.series,
             stopped_s=self._stopped_s,
             records=self._records,
@@ -146,17 +113,11 @@ class Simulation:
     def check(self) -> None:
         """Assert every invariant of the schedulers, and that nothing is left once every request has ended."""
         self._scheduler.check()
-        for replica in self._live.values():
+        for replica in self._fleet.live.values():
             replica.check()
         if len(self._records) == len(self.workload.requests):
             assert not self._calls and not self._scheduler.snapshot().num_in_flight
-            assert not any(replica.num_running or replica.num_waiting for replica in self._live.values())
-
-    @property
-    def _timed_scheduler(self) -> ClusterScheduler:
-        """Return the scheduler for a call that may change when its timer is due."""
-        self._timer_s = -inf
-        return self._scheduler
+            assert not any(replica.num_running or replica.num_waiting for replica in self._fleet.live.values())
 
     def _set_out(self) -> None:
         for replica_id in self.config.initial_replicas:
@@ -177,11 +138,11 @@ class Simulation:
             return
         request = Request(RequestId(asked.request_id), self._script.take_prompt(asked), asked.output_tokens)
         answer = self._script.answer(asked, request.prompt)
-        call = self._calls[request.request_id] = _Call(asked, request, answer, now)
+        call = self._calls[request.request_id] = Call(asked, request, answer, now)
         request.promise(self.target_of(asked), now)
         self._offer(call, now)
 
-    def _offer(self, call: _Call, now: float) -> None:
+    def _offer(self, call: Call, now: float) -> None:
         """Refuse a request whose target cannot be kept; else let it wait for its turn, or place it."""
         request, start_by = call.request, None
         if request.has_target:
@@ -211,9 +172,9 @@ class Simulation:
         for refusal in refused:
             self._end(self._calls[refusal.request_id], now, error=REFUSED)
 
-    def _place(self, call: _Call, now: float) -> None:
+    def _place(self, call: Call, now: float) -> None:
         try:
-            placement = self._timed_scheduler.place(self._held_back(call.request), now)
+            placement = self._timers.scheduler.place(self._held_back(call.request), now)
         except NoReplicaError:
             self._end(call, now, error=NO_REPLICA)
             return
@@ -225,10 +186,11 @@ class Simulation:
         self.on_placement(placement, now)
         self._reasons[placement.reason] += 1
         call.placement = placement
-        call.replica = self._live[placement.replica_id]
+        call.replica = self._fleet.live[placement.replica_id]
         deliver = partial(self._deliver, call, call.replica)
         if placement.transfer is not None:
-            self._agenda.at(now + self.config.dispatch_s, Priority.ARRIVAL, partial(self._copy, call, placement))
+            start = partial(self._transfers.start, call, placement)
+            self._agenda.at(now + self.config.dispatch_s, Priority.ARRIVAL, start)
         elif self.config.dispatch_s:
             self._agenda.at(now + self.config.dispatch_s, Priority.ARRIVAL, deliver)
         else:
@@ -238,80 +200,30 @@ class Simulation:
         """Return the request as the scheduler gets it, which places it on no drained replica."""
         return replace(request, avoid=self._drained) if self._drained else request
 
-    def _copy(self, call: _Call, placement: Placement, now: float) -> None:
-        """Let a placement's copy wait for the links; the request goes to its replica when it is there."""
-        transfer, target = placement.transfer, call.replica
-        if call.placement is not placement or target is None:
-            return
-        assert transfer is not None
-        source = self._live.get(transfer.source)
-        if source is None:
-            self._end_copy(call, placement, None, now)
-            return
-        if transfer.kind is TransferKind.PREFILL:
-            self._start_leg(call, placement, source, now)
-            return
-        begins_s = self._links.reserve(source, target, transfer, now)
-        self._agenda.at(begins_s, Priority.ARRIVAL, partial(self._begin_copy, call, placement, source, target))
-
-    def _begin_copy(
-        self, call: _Call, placement: Placement, source: SimReplica, target: SimReplica, now: float
-    ) -> None:
-        if call.placement is not placement:
-            return
-        copy = Copy(call.request, source, target)
-        assert placement.transfer is not None
-        ends_s = now + self._links.seconds(placement.transfer)
-        self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end_copy, call, placement, copy))
-
-    def _start_leg(self, call: _Call, placement: Placement, source: SimReplica, now: float) -> None:
-        """Let the source of a split compute the prompt, up to the first token."""
-        try:
-            source.add(call.request, PackedTokens(call.answer[:TOKEN_BYTES]), now)
-        except RequestError:
-            self._end_copy(call, placement, None, now)
-            return
-        call.leg = source
-        self._wake(source, now)
-
-    def _end_leg(self, call: _Call, source: SimReplica, finished: Finished, now: float) -> None:
-        """The source has computed the prompt, and keeps it until it has sent it."""
-        placement, target = call.placement, call.replica
-        assert placement is not None and placement.transfer is not None and target is not None
-        source.take_gaps(finished.request_id)
-        call.leg, call.leg_cached = None, finished.num_cached_tokens
-        begins_s = self._links.reserve(source, target, placement.transfer, now)
-        copy, ends_s = Copy(call.request, source, target), begins_s + self._links.seconds(placement.transfer)
-        self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end_copy, call, placement, copy))
-
-    def _end_copy(self, call: _Call, placement: Placement, copy: Copy | None, now: float) -> None:
-        """A copy is there, or has failed: deliver its request, unless the replica was lost meanwhile."""
-        has_copied = copy is not None and copy.end()
-        if not has_copied:
-            call.leg_cached = None
-        if call.placement is not placement or call.replica is None:
-            return
-        self._tell(call.replica, partial(self._tell_copied, call.request.request_id, has_copied), now)
+    def _transferred(self, call: Call, has_come: bool, now: float) -> None:
+        """A transfer is there, or has failed: deliver its request."""
+        assert call.replica is not None
+        self._tell(call.replica, partial(self._tell_transferred, call.request.request_id, has_come), now)
         self._deliver(call, call.replica, now)
 
-    def _deliver(self, call: _Call, replica: SimReplica, now: float) -> None:
+    def _deliver(self, call: Call, replica: SimReplica, now: float) -> None:
         """Deliver a request to its replica, unless that was lost meanwhile and the request placed again."""
         if call.replica is not replica:
             return
         try:
             replica.add(call.request, call.answer, now)
         except RequestError:
-            self._timed_scheduler.on_finish(call.request.request_id, 0, now)
+            self._timers.scheduler.on_finish(call.request.request_id, 0, now)
             self._end(call, now, error=PROMPT_TOO_LONG)
             return
         call.delivered = True
-        self._wake(replica, now)
+        self._fleet.wake(replica, now)
 
     def _finish(self, replica: SimReplica, finished: Finished, now: float) -> None:
         cached_tokens, output_tokens = finished.num_cached_tokens, finished.num_output_tokens
 
         def tell(at_s: float) -> None:
-            self._timed_scheduler.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
+            self._timers.scheduler.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
 
         self._tell(replica, tell, now)
         gaps = replica.take_gaps(finished.request_id)
@@ -334,7 +246,7 @@ class Simulation:
 
     def _end(
         self,
-        call: _Call,
+        call: Call,
         now: float,
         *,
         error: str | None = None,
@@ -390,11 +302,10 @@ class Simulation:
 
     def _add_replica(self, replica_id: ReplicaId, now: float) -> None:
         replica = SimReplica(replica_id, self.config, self._cost_model)
-        self._timed_scheduler.add_replica(replica.spec, now)
+        self._timers.scheduler.add_replica(replica.spec, now)
         if self.admission is not None:
             self.admission.add_replica(replica_id)
-        self._live[replica_id] = replica
-        self._all_replicas.append(replica)
+        self._fleet.add(replica)
 
     def _fail(self, failure: Failure, now: float) -> None:
         replica_id = ReplicaId(failure.replica)
@@ -404,8 +315,8 @@ class Simulation:
         self._drained -= {replica_id}
         orphans: list[Request] = []
         if failure.kind is not FailureKind.ADDED:
-            self._live.pop(replica_id).lose(now)
-            orphans = self._timed_scheduler.remove_replica(replica_id, now)
+            self._fleet.lose(replica_id, now)
+            orphans = self._timers.scheduler.remove_replica(replica_id, now)
             if self.admission is not None:
                 self.admission.remove_replica(replica_id)
         if failure.kind is not FailureKind.LOST:
@@ -413,12 +324,9 @@ class Simulation:
         for request in orphans:
             if request.request_id in self._calls:  # else it has ended, and the scheduler does not know yet
                 self._rescue(self._calls[request.request_id], now)
-        for call in [call for call in self._calls.values() if call.leg is not None and not call.leg.is_alive]:
-            assert call.placement is not None
-            call.leg = None
-            self._end_copy(call, call.placement, None, now)
+        self._transfers.give_up_legs(self._calls.values(), now)
 
-    def _rescue(self, call: _Call, now: float) -> None:
+    def _rescue(self, call: Call, now: float) -> None:
         """Place a request of a lost replica once more, if its client has seen nothing of it yet."""
         if call.leg is not None:
             call.leg.abort(call.request.request_id)
@@ -431,23 +339,7 @@ class Simulation:
         call.replica = None
         self._place(call, now)
 
-    def _wake(self, replica: SimReplica, now: float) -> None:
-        if not replica.is_awake:
-            replica.is_awake = True
-            self._agenda.at(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
-
-    def _begin_iteration(self, replica: SimReplica, now: float) -> None:
-        if not replica.is_alive:
-            return
-        seconds = replica.begin_iteration(now)
-        replica.is_awake = seconds is not None
-        if seconds is not None:
-            self._agenda.at(now + seconds, Priority.ITERATION_END, partial(self._end_iteration, replica))
-
-    def _end_iteration(self, replica: SimReplica, now: float) -> None:
-        if not replica.is_alive:
-            return
-        result = replica.end_iteration(now)
+    def _after_iteration(self, replica: SimReplica, result: StepResult, now: float) -> None:
         for request_id in result.prefilled:
             call = self._calls[request_id]
             if call.first_token_s is None and call.leg is not replica:
@@ -456,7 +348,7 @@ class Simulation:
         for finished in result.finished:
             call = self._calls[finished.request_id]
             if call.leg is replica:
-                self._end_leg(call, replica, finished, now)
+                self._transfers.end_leg(call, replica, finished, now)
             else:
                 self._finish(replica, finished, now)
         self._place_next(now)
@@ -464,16 +356,15 @@ class Simulation:
         if events and self.config.event_delay_s is not None:
             time_s = now + self.config.event_delay_s + self.config.knowledge_delay_s
             self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))
-        self._agenda.at_once(now, Priority.ITERATION_START, partial(self._begin_iteration, replica))
 
-    def _tell_copied(self, request_id: RequestId, has_copied: bool, now: float) -> None:
-        if has_copied:
-            self._timed_scheduler.on_transferred(request_id, now)
+    def _tell_transferred(self, request_id: RequestId, has_come: bool, now: float) -> None:
+        if has_come:
+            self._timers.scheduler.on_transferred(request_id, now)
         else:
-            self._timed_scheduler.on_transfer_failed(request_id, now)
+            self._timers.scheduler.on_transfer_failed(request_id, now)
 
     def _tell_prefilled(self, request_id: RequestId, now: float) -> None:
-        self._timed_scheduler.on_first_token(request_id, now)
+        self._timers.scheduler.on_first_token(request_id, now)
         if self.admission is not None:
             self.admission.first_token(request_id)
 
@@ -482,29 +373,13 @@ class Simulation:
             return
         for event in events:
             if isinstance(event, BlocksStored):
-                self._timed_scheduler.on_stored(event, now)
+                self._timers.scheduler.on_stored(event, now)
             else:
-                self._timed_scheduler.on_evicted(event, now)
-
-    # -- time ---------------------------------------------------------------------------------------------------------
-
-    def _run_timers(self, until_s: float) -> None:
-        """Let the scheduler do what is due by `until_s`, each thing at its time."""
-        while (due_s := self._next_timer()) <= until_s:
-            for change in self._timed_scheduler.on_timer(due_s):
-                self._replications.append(
-                    ReplicationRecord(due_s, change.prefix_tokens, change.replica_id, change.added, change.num_replicas)
-                )
-
-    def _next_timer(self) -> float:
-        if self._timer_s == -inf:
-            due_s = self._scheduler.next_timer()
-            self._timer_s = inf if due_s is None else due_s
-        return self._timer_s
+                self._timers.scheduler.on_evicted(event, now)
 
     def _sample(self, now: float) -> None:
         state = self._scheduler.snapshot()
-        for replica in self._live.values():
+        for replica in self._fleet.live.values():
             self._timeline.sample(replica, state.replicas[replica.replica_id].load_s, now)
         assert self.config.sample_s is not None
         if len(self._agenda):

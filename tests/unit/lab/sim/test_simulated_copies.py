@@ -18,8 +18,8 @@ from preble.decisions.writer import LogFile, LogWriter
 from preble.errors import ConfigError
 from preble.lab.replay.replay import Replay
 from preble.lab.sim import Failure, FailureKind, GatewayGroup, SimConfig, SimLinks, SimResult, Simulation, simulate
-from preble.lab.sim.copies import Copy
 from preble.lab.sim.replica import SimReplica
+from preble.lab.sim.transfers import Copy
 from preble.lab.workloads import Workload, WorkloadRequest
 from support.small_cluster import PROFILE, own, segment
 

@@ -1,0 +1,130 @@
+"""The simulated transfers of KV between replicas: copies, and splits, whose source computes the prompt first.
+
+A link carries one transfer at a time into a replica, and one out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from math import inf
+
+from preble.core.costs.model import CostModel
+from preble.core.replica.sequence import Finished
+from preble.core.types import TOKEN_BYTES, PackedTokens, Placement, Request, Transfer, TransferKind
+from preble.errors import RequestError
+from preble.lab.sim.agenda import Agenda, Priority
+from preble.lab.sim.calls import Call
+from preble.lab.sim.fleet import SimFleet
+from preble.lab.sim.replica import SimReplica
+
+
+class _Links:
+    """When transfers begin and how long they take; `cost_model` has the links' rate and latency."""
+
+    def __init__(self, cost_model: CostModel) -> None:
+        self._cost_model = cost_model
+        self._sending_until: dict[SimReplica, float] = {}
+        self._receiving_until: dict[SimReplica, float] = {}
+
+    def seconds(self, transfer: Transfer) -> float:
+        """Return how long a transfer takes once it has begun."""
+        return self._cost_model.link_s(transfer.tokens) + self._cost_model.link_latency_s
+
+    def reserve(self, source: SimReplica, target: SimReplica, transfer: Transfer, now: float) -> float:
+        """Return when the transfer begins, `now` or later. Both links are busy with it until its end."""
+        free = self._sending_until.get(source, -inf), self._receiving_until.get(target, -inf)
+        start = max(now, *free)
+        until = start + self._cost_model.link_s(transfer.tokens)
+        self._sending_until[source] = self._receiving_until[target] = until
+        return start
+
+
+class Copy:
+    """One copy that has begun: its source keeps what it sends."""
+
+    def __init__(self, request: Request, source: SimReplica, target: SimReplica) -> None:
+        self._request, self._source, self._target = request, source, target
+        self._lent = source.lend(request)
+
+    def end(self) -> bool:
+        """Put what was sent into the target's cache. Return False if there was nothing, or the source was lost.
+
+        Another request may have had it computed there meanwhile.
+        """
+        self._source.take_back(self._lent)
+        if not self._source.is_alive:
+            return False
+        return self._target.load(self._request, self._lent.hashes) or self._target.caches(self._lent.hashes)
+
+
+class Transfers:
+    """The transfers that are under way. `on_end` is told of each that is over, while its placement is still its call's,
+    and whether the prefix is there.
+    """
+
+    def __init__(
+        self, fleet: SimFleet, agenda: Agenda, cost_model: CostModel, on_end: Callable[[Call, bool, float], None]
+    ) -> None:
+        self._fleet = fleet
+        self._agenda = agenda
+        self._links = _Links(cost_model)
+        self._on_end = on_end
+
+    def start(self, call: Call, placement: Placement, now: float) -> None:
+        """Let a placement's copy wait for the links, or its source compute the prompt."""
+        transfer, target = placement.transfer, call.replica
+        if call.placement is not placement or target is None:
+            return
+        assert transfer is not None
+        source = self._fleet.live.get(transfer.source)
+        if source is None:
+            self._end(call, placement, None, now)
+        elif transfer.kind is TransferKind.PREFILL:
+            self._start_leg(call, placement, source, now)
+        else:
+            begins_s = self._links.reserve(source, target, transfer, now)
+            self._agenda.at(begins_s, Priority.ARRIVAL, partial(self._begin_copy, call, placement, source, target))
+
+    def end_leg(self, call: Call, source: SimReplica, finished: Finished, now: float) -> None:
+        """The source has computed the prompt, and keeps it until it has sent it."""
+        placement, target = call.placement, call.replica
+        assert placement is not None and placement.transfer is not None and target is not None
+        source.take_gaps(finished.request_id)
+        call.leg, call.leg_cached = None, finished.num_cached_tokens
+        begins_s = self._links.reserve(source, target, placement.transfer, now)
+        copy, ends_s = Copy(call.request, source, target), begins_s + self._links.seconds(placement.transfer)
+        self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end, call, placement, copy))
+
+    def give_up_legs(self, calls: Iterable[Call], now: float) -> None:
+        """End the legs whose source was lost."""
+        for call in [call for call in calls if call.leg is not None and not call.leg.is_alive]:
+            assert call.placement is not None
+            call.leg = None
+            self._end(call, call.placement, None, now)
+
+    def _begin_copy(self, call: Call, placement: Placement, source: SimReplica, target: SimReplica, now: float) -> None:
+        if call.placement is not placement:
+            return
+        copy = Copy(call.request, source, target)
+        assert placement.transfer is not None
+        ends_s = now + self._links.seconds(placement.transfer)
+        self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end, call, placement, copy))
+
+    def _start_leg(self, call: Call, placement: Placement, source: SimReplica, now: float) -> None:
+        """Let the source of a split compute the prompt, up to the first token."""
+        try:
+            source.add(call.request, PackedTokens(call.answer[:TOKEN_BYTES]), now)
+        except RequestError:
+            self._end(call, placement, None, now)
+            return
+        call.leg = source
+        self._fleet.wake(source, now)
+
+    def _end(self, call: Call, placement: Placement, copy: Copy | None, now: float) -> None:
+        """A transfer is there, or has failed. Nobody hears of it if the target was lost meanwhile."""
+        has_come = copy is not None and copy.end()
+        if not has_come:
+            call.leg_cached = None
+        if call.placement is placement and call.replica is not None:
+            self._on_end(call, has_come, now)
