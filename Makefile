@@ -47,6 +47,10 @@ NOTEBOOK := docs/howto/from-python.ipynb
 PYTEST_ARGS ?=
 # The ends of the ranges in pyproject.toml, as uv resolves them.
 ENDS ?= lowest-direct highest
+SBOM_TOOLS := 'cyclonedx-bom>=7.2,<8' 'pip-licenses>=5.5,<6'
+LICENCES := Apache|BSD|ISC|MIT|Mozilla Public License 2.0|MPL-2.0|PSF-2.0|Python Software Foundation
+# fastokens names no licence; its own LICENSE file is the Apache License.
+UNNAMED := fastokens
 # Tests of our own code and processes: a file at a time on each core. What starts processes of others keeps the machine to
 # itself.
 OTHERS := vllm or sglang or envoy or ray or clients
@@ -54,7 +58,7 @@ ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
 
-.PHONY: help demo test test-fast test-light test-kubernetes test-native test-wheels test-dependencies chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints notebook reference clean distclean
+.PHONY: help demo test test-fast test-light test-kubernetes test-native test-wheels test-dependencies sbom chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints notebook reference clean distclean
 .PHONY: environments checks compiled-wheel
 
 help: ## Show the verbs
@@ -121,6 +125,21 @@ native: $(NATIVE_READY) ## Install the package with its core compiled into .nati
 test-native: ## The tests of both halves of the core on the compiled one
 	@$(MAKE) --no-print-directory native || { status=$$?; [ "$${CI:-}" != true ] && ! command -v cc >/dev/null && exit 0; exit $$status; }
 	@if [ -e $(NATIVE_READY) ]; then PREBLE_TEST_NATIVE=1 $(NATIVE)/bin/pytest -p no:cacheprovider -m 'not plain' $(NATIVE_TESTS); fi
+
+# Of what the container image holds: Preble, its libraries and those of the extras that deploy/Containerfile names.
+# A library whose licence is none of LICENCES fails: somebody has to read it first.
+sbom: | $(BIN)/python ## Write what a release is made of: a list of its parts (CycloneDX) and their licences (dist/)
+	@rm -rf build/sbom && mkdir -p dist && $(PYTHON) -m venv build/sbom/parts && $(PYTHON) -m venv build/sbom/tools
+	@$(PATIENTLY) --log build/sbom/install.log "installing what is listed" build/sbom/parts/bin/python $(PIP) install \
+		-c $(CONSTRAINTS) "$$(sed -n "s/.*pip install .*'\(.*\)'/\1/p" deploy/Containerfile)"
+	@$(PATIENTLY) --log build/sbom/tools.log "installing what lists it" build/sbom/tools/bin/python $(PIP) install $(SBOM_TOOLS)
+	@build/sbom/parts/bin/python $(PIP) --quiet uninstall --yes pip setuptools
+	@build/sbom/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		-o dist/sbom.cdx.json build/sbom/parts
+	@build/sbom/tools/bin/pip-licenses --python build/sbom/parts/bin/python --from mixed --format markdown --with-urls \
+		> dist/licenses.md
+	@! sed 1,2d dist/licenses.md | grep -vE '$(LICENCES)|^\| ($(UNNAMED)) ' || { echo "make: read these licences first" >&2; exit 1; }
+	@echo "make: $$(sed 1,2d dist/licenses.md | wc -l) parts: dist/sbom.cdx.json, dist/licenses.md"
 
 # For the oldest Python that `requires-python` admits, whichever runs this: pip would resolve for that one.
 constraints: ## Pin what CI installs again (requirements/constraints.txt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 SILENCE_S = 10.0
@@ -23,14 +23,14 @@ class Progress:
     def __init__(self, who: str, text: str) -> None:
         """`who`: what is set up, at the head of each line. `text`: what happens first."""
         self._who = who
-        self._text = text
+        self._text: str | Callable[[], str] = text
         self._started = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
-    def show(self, text: str) -> None:
-        """Report `text` from now on."""
+    def show(self, text: str | Callable[[], str]) -> None:
+        """Report `text` from now on, or what it returns each time."""
         self._text = text
         if self._terminal:
             self._print()
@@ -40,7 +40,8 @@ class Progress:
             self._print()
 
     def _print(self) -> None:
-        line = f"{self._who}: {self._text} ({time.monotonic() - self._started:.0f} s)"
+        text = self._text if isinstance(self._text, str) else self._text()
+        line = f"{self._who}: {text} ({time.monotonic() - self._started:.0f} s)"
         if self._terminal:
             sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()

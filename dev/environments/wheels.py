@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from environments.recipe import (
@@ -119,7 +120,7 @@ def run_pip(recipe: Wheels, target: Path, what: list[str]) -> bool:
     command = [str(target / "bin" / "python"), "-m", "pip", "install", "--no-input", "--progress-bar", "off"]
     command += ["--disable-pip-version-check", *what]
     total = number_of_pins(recipe)
-    collected = 0
+    collected, got_mb = 0, 0.0
     with (
         log_of(target).open("a") as log,
         Progress(recipe.name, "starting pip") as progress,
@@ -137,9 +138,11 @@ def run_pip(recipe: Wheels, target: Path, what: list[str]) -> bool:
             log.write(line)
             if package := package_in(line):
                 collected += 1
-                progress.show(f"[{collected}{f'/{total}' if total else ''}] {package}")
-            elif line.startswith("Installing collected"):
-                progress.show("unpacking and compiling")
+                progress.show(f"[{collected}{f'/{total}' if total else ''}] getting {package}, {got_mb:,.0f} MB so far")
+            elif size_mb := size_mb_in(line):
+                got_mb += size_mb
+            elif packages := line.partition("Installing collected packages: ")[2]:
+                progress.show(partial(unpacking, target, packages.strip().split(", "), got_mb))
     return pip.returncode == 0
 
 
@@ -153,6 +156,19 @@ def package_in(line: str) -> str | None:
     """The package that a line of pip's output says it gets, such as `torch==2.13.0`; None if the line names none."""
     match = re.match(r"(?:Collecting|Processing) (\S+)", line)
     return match[1].rsplit("/", 1)[-1] if match else None
+
+
+def size_mb_in(line: str) -> float:
+    """Return the size of the wheel that a line of pip's output says it gets or has kept, in MB; 0 if the line names none."""
+    match = re.match(r"\s*(?:Downloading|Using cached) \S+ \(([\d.]+) ([kMG])B\)", line)
+    return float(match[1]) * {"k": 1e-3, "M": 1.0, "G": 1e3}[match[2]] if match else 0.0
+
+
+def unpacking(target: Path, packages: list[str], got_mb: float) -> str:
+    """Return which of `packages` pip unpacks: it writes each one's folder of metadata, in their order."""
+    done = sum(1 for _ in target.glob("lib/python*/site-packages/*.dist-info"))
+    doing = packages[min(done, len(packages) - 1)]
+    return f"[{min(done, len(packages))}/{len(packages)}] unpacking and compiling {doing}, {got_mb:,.0f} MB in all"
 
 
 def pip_failed(recipe: Wheels, target: Path) -> SetupFailed:

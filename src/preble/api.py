@@ -99,6 +99,7 @@ if typing.TYPE_CHECKING:
     from preble.lab.sim import SimConfig as SimConfig
     from preble.lab.sim import SimResult as SimResult
     from preble.lab.sim import simulate as simulate
+    from preble.lab.workloads import LoadOptions as LoadOptions
     from preble.lab.workloads import Segment as Segment
     from preble.lab.workloads import Workload as Workload
     from preble.lab.workloads import WorkloadPlan as WorkloadPlan
@@ -113,7 +114,7 @@ LABORATORY = types.MappingProxyType(
         "preble.lab.compare": "ComparePlan CompareResult compare_policies",
         "preble.lab.metrics.capacity": "CapacitySlo",
         "preble.lab.sim": "Failure FailureKind SimConfig SimResult simulate",
-        "preble.lab.workloads": "Segment Workload WorkloadPlan WorkloadRequest make_workload read_trace "
+        "preble.lab.workloads": "LoadOptions Segment Workload WorkloadPlan WorkloadRequest make_workload read_trace "
         "workload_names write_trace",
     }
 )

@@ -161,6 +161,21 @@ def test_progress_names_the_package(wheels: Any, line: str, package: str | None)
     assert wheels.package_in(line) == package
 
 
+def test_progress_says_what_is_unpacked_and_how_much_it_is(wheels: Any, tmp_path: Path) -> None:
+    lines = [
+        "  Downloading torch-2.13.0-cp311-cp311-linux.whl (180.5 MB)",
+        "  Using cached numpy-2.4.6-cp311-cp311-linux.whl (16.6 MB)",
+        "  Downloading six-1.17.0-py2.py3-none-any.whl (11 kB)",
+        "Collecting numpy==2.4.6",
+    ]
+    assert [wheels.size_mb_in(line) for line in lines] == [180.5, 16.6, 0.011, 0.0]
+    site = tmp_path / "lib" / "python3.11" / "site-packages"
+    (site / "six-1.17.0.dist-info").mkdir(parents=True)
+    assert wheels.unpacking(tmp_path, ["six", "numpy", "torch"], 197.1) == (
+        "[1/3] unpacking and compiling numpy, 197 MB in all"
+    )
+
+
 def test_what_takes_long_is_said_again_and_again(
     setup: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preble.lab.workloads import read_trace
-from preble.lab.workloads.loaders import format_names, load
+from preble.lab.workloads.loaders import format_names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "bring-your-trace.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r'```(?:json|csv) title="([^"]+)"\n(.*?)```', PAGE, flags=re.DOTALL))
@@ -31,14 +31,14 @@ def test_every_format_has_a_row_and_an_example() -> None:
 @pytest.mark.parametrize("name", format_names())
 def test_an_example_is_recognised_and_loaded(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, name)
-    workload = load(path)
-    assert workload == load(path, format=name)
+    workload = read_trace(path)
+    assert workload == read_trace(path, format=name)
     assert workload.requests
 
 
 @pytest.mark.parametrize(("name", "shared"), [("mooncake", 512), ("servegen", 489), ("segments", 3000)])
 def test_an_example_shares_what_the_page_says(tmp_path: Path, name: str, shared: int) -> None:
-    first, second = load(written(tmp_path, name)).requests
+    first, second = read_trace(written(tmp_path, name)).requests
     assert first.segments[0] is second.segments[0]
     assert first.segments[0].num_tokens == shared
 

@@ -12,7 +12,7 @@ import pytest
 from preble.core.types import unpack_tokens
 from preble.errors import TraceFormatError
 from preble.lab.workloads import Workload, WorkloadRequest, packed_prompt
-from preble.lab.workloads.loaders import LoadOptions, load
+from preble.lab.workloads.loaders import LoadOptions, read_trace
 
 WHY = {"role": "user", "content": "Why?"}
 CHAT = {"model": "m", "messages": [WHY], "max_tokens": 9}
@@ -33,14 +33,14 @@ def file_of(folder: Path, lines: Iterable[object], name: str = "day.jsonl") -> P
 
 
 def loaded(folder: Path, *lines: object, **options: Any) -> Workload:
-    return load(file_of(folder, lines), options=LoadOptions(**options))
+    return read_trace(file_of(folder, lines), options=LoadOptions(**options))
 
 
 def refusal(folder: Path, *lines: object, **options: Any) -> str:
     """What is said of a file that cannot be loaded."""
     path = file_of(folder, lines)
     with pytest.raises(TraceFormatError) as caught:
-        load(path, options=LoadOptions(**options))
+        read_trace(path, options=LoadOptions(**options))
     assert str(caught.value).startswith(str(path))
     return str(caught.value).removeprefix(str(path))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from preble.lab.workloads.loaders import LoadOptions as LoadOptions
+from preble.lab.workloads.loaders import read_trace as read_trace
 from preble.lab.workloads.model import Segment as Segment
 from preble.lab.workloads.model import Workload as Workload
 from preble.lab.workloads.model import WorkloadRequest as WorkloadRequest
@@ -13,5 +15,4 @@ from preble.lab.workloads.registry import workload_names as workload_names
 from preble.lab.workloads.resample import resample as resample
 from preble.lab.workloads.streams import Stream as Stream
 from preble.lab.workloads.tokens import packed_prompt as packed_prompt
-from preble.lab.workloads.trace import read_trace as read_trace
 from preble.lab.workloads.trace import write_trace as write_trace

@@ -7,7 +7,7 @@ from itertools import accumulate, cycle, islice, pairwise
 from pathlib import Path
 
 from preble.errors import ConfigError
-from preble.lab.workloads.loaders import load
+from preble.lab.workloads.loaders import read_trace
 
 _SLICE = re.compile(r"(?P<path>.+)\[(?P<first>\d*):(?P<end>\d*)\]")
 
@@ -29,15 +29,15 @@ def recording_file(text: str) -> Path:
 def recorded_arrivals(text: str, num: int, rps: float | None) -> list[float]:
     """Return `num` ascending arrival times, the first at 0.0 s, with the gaps of a recorded trace in their order.
 
-    `text`: a file with times that `load` reads, or a range of it, such as `azure.csv.gz[200:2200]`: requests 200 to
-    2199 in order of arrival, without those that have a parent. `rps`: scales the gaps so that the range has this mean
-    rate, in requests a second; None keeps them. A range that is too short repeats from its beginning.
+    `text`: a trace file with times, or a range of it, such as `azure.csv.gz[200:2200]`: requests 200 to 2199 in order
+    of arrival, without those that have a parent. `rps`: scales the gaps so that the range has this mean rate, in
+    requests a second; None keeps them. A range that is too short repeats from its beginning.
 
     Raises: ConfigError: no times in the file, no gap in the range, or an impossible rate. TraceFormatError: a file that
     is missing or bad.
     """
     path, stretch = _parsed(text)
-    times_s = sorted(request.arrival_s for request in load(path).openers if request.arrival_s is not None)
+    times_s = sorted(request.arrival_s for request in read_trace(path).openers if request.arrival_s is not None)
     if not times_s:
         raise ConfigError(f"recorded arrivals: {path} has no arrival times; choose a trace with times, or poisson")
     gaps_s = [later - earlier for earlier, later in pairwise(times_s[stretch])]

@@ -1,4 +1,4 @@
-"""Workloads by name, or from a trace file in any format that `loaders.load` reads."""
+"""Workloads by name, or from a trace file in any format that `read_trace` reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from preble.lab.workloads.generators.beyond_paper import multiturn, unshared
 from preble.lab.workloads.generators.coding import coding
 from preble.lab.workloads.generators.paper import AGENT, LONGDOC, PROGRAMMING, TOOLBENCH, VIDEO
 from preble.lab.workloads.generators.shared_prefix import SharedPrefix
-from preble.lab.workloads.loaders import load
+from preble.lab.workloads.loaders import read_trace
 from preble.lab.workloads.mix import parts_of
 from preble.lab.workloads.model import Workload
 from preble.lab.workloads.popularity import DEFAULT_ZIPF, Popularity
@@ -120,7 +120,7 @@ def make_workload(
         raise ConfigError(f"the mix {source!r} needs times; write it to a file first: preble workload make --help")
     if not path.is_file():
         raise ConfigError(f"workload {source!r} is neither a file nor one of: {', '.join(workload_names())}")
-    workload = load(path)
+    workload = read_trace(path)
     if spread is not None or num_prefixes is not None:
         num_requests = num_requests or len(workload.requests)
         return resample(workload, num_requests, seed, popularity=spread, num_prefixes=num_prefixes)

@@ -75,8 +75,8 @@ class RequestLine(_TaggedLine, frozen=True, tag="request"):
     group: str | None = None
 
 
-def read_trace(path: Path) -> Workload:
-    """Return the workload in a trace file, plain or compressed. O(file).
+def read_own(path: Path) -> Workload:
+    """Return the workload in a file of this format, plain or compressed. O(file).
 
     Raises: TraceFormatError: the file cannot be read or a line breaks the format; names file and line.
     """

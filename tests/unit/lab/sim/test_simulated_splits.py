@@ -79,6 +79,7 @@ def test_a_prompt_is_computed_once(split: tuple[SimResult, list[Placement]]) -> 
     assert all(record.cached_tokens == 0 for record in result.records)
 
 
+@pytest.mark.slow
 def test_the_first_token_comes_after_the_transfer() -> None:
     result, split = play(config(SimLinks(bytes_per_s=1e8, latency_s=0.01, splits=True)))
     records = {record.request_id: record for record in result.records}
@@ -94,6 +95,7 @@ def test_replicas_do_not_split_unless_they_are_told_to(whole: tuple[SimResult, l
     assert not placements and plain.records == whole[0].records
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FailureKind.RESTARTED, FailureKind.LOST])
 @pytest.mark.parametrize("delay_s", [0.0, 0.01])
 def test_every_request_ends_once_whatever_is_lost_while_splits_run(kind: FailureKind, delay_s: float) -> None:
@@ -102,6 +104,7 @@ def test_every_request_ends_once_whatever_is_lost_while_splits_run(kind: Failure
     assert placements and len({record.request_id for record in result.records}) == len(result.records) == COUNT
 
 
+@pytest.mark.slow
 def test_a_log_with_splits_replays(tmp_path: Path) -> None:
     cluster, names = config(failures=(Failure(25.0, FailureKind.RESTARTED, "r0"),)), LogNames()
     header = header_line(names, 0.0, 0.0, cluster.scheduler_settings, cluster.told_profile)

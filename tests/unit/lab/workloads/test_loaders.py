@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from preble.errors import ConfigError, TraceFormatError
-from preble.lab.workloads import make_workload, packed_prompt, read_trace, write_trace
-from preble.lab.workloads.loaders import LoadOptions, format_names, load
+from preble.lab.workloads import LoadOptions, make_workload, packed_prompt, read_trace, write_trace
+from preble.lab.workloads.loaders import format_names
 from preble.lab.workloads.loaders.mooncake import spread_ticks
 from support.traces import (
     CHAT,
@@ -71,20 +71,20 @@ def test_there_is_a_test_of_every_format() -> None:
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_format_is_known_by_the_content(tmp_path: Path, name: str) -> None:
     path = one_of(tmp_path, name)
-    assert load(path) == load(path, format=name)
+    assert read_trace(path) == read_trace(path, format=name)
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_compressed_file_is_read_whatever_its_name(tmp_path: Path, name: str) -> None:
     path = one_of(tmp_path, name)
-    plain = load(path)
+    plain = read_trace(path)
     path.write_bytes(gzip.compress(path.read_bytes()))
-    assert load(path) == plain
+    assert read_trace(path) == plain
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_what_is_loaded_can_be_written_as_a_trace_and_read_back(tmp_path: Path, name: str) -> None:
-    workload = load(one_of(tmp_path, name))
+    workload = read_trace(one_of(tmp_path, name))
     write_trace(tmp_path / "copy.jsonl.gz", workload)
     copy = read_trace(tmp_path / "copy.jsonl.gz")
     assert [packed_prompt(request) for request in copy.requests] == [packed_prompt(r) for r in workload.requests]
@@ -96,9 +96,9 @@ def test_what_is_loaded_can_be_written_as_a_trace_and_read_back(tmp_path: Path, 
 @pytest.mark.parametrize("name", ["azure", "mooncake", "servegen", "openai", "sharegpt"])
 def test_a_byte_order_mark_and_empty_lines_do_no_harm(tmp_path: Path, name: str) -> None:
     path = one_of(tmp_path, name)
-    plain = [request.prompt() for request in load(path).requests]
+    plain = [request.prompt() for request in read_trace(path).requests]
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + b"\n  \n")
-    assert [request.prompt() for request in load(path).requests] == plain
+    assert [request.prompt() for request in read_trace(path).requests] == plain
 
 
 def test_a_named_workload_may_be_any_of_these_files(tmp_path: Path) -> None:
@@ -125,12 +125,12 @@ def test_a_file_of_no_known_format_is_refused_with_what_is_known(
 
 def test_a_format_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'azur' is not known; choose one of preble, azure, .*openai"):
-        load(tmp_path / "x", format="azur")
+        read_trace(tmp_path / "x", format="azur")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match="cannot be read"):
-        load(tmp_path / "none.csv")
+        read_trace(tmp_path / "none.csv")
 
 
 @pytest.mark.parametrize("option", [{"client_share": 1.5}, {"default_output_tokens": 0}])
@@ -183,7 +183,7 @@ def test_a_bad_row_of_azure_is_named(tmp_path: Path, row: str, says: str) -> Non
 def test_an_azure_file_without_one_of_its_columns_is_refused(tmp_path: Path) -> None:
     path = file_of(tmp_path, ["TIMESTAMP,ContextTokens"])
     with pytest.raises(TraceFormatError, match=":1: column GeneratedTokens is missing"):
-        load(path, format="azure")
+        read_trace(path, format="azure")
 
 
 def test_an_azure_file_without_a_request_is_refused(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_mooncake_blocks_may_have_any_size_that_fits_every_line(tmp_path: Path, 
 
 def test_a_file_with_a_column_called_kind_need_not_be_ours(tmp_path: Path) -> None:
     table = file_of(tmp_path, [f"kind,{AZURE}", *(f"chat,{line}" for line in AZURE_LINES[1:])], "table.csv")
-    assert len(load(table).requests) == 3
+    assert len(read_trace(table).requests) == 3
     log = file_of(tmp_path, [CHAT | {"kind": "request"}], "log.jsonl")
-    assert load(log).requests[0].prompt() == loaded(tmp_path, CHAT).requests[0].prompt()
+    assert read_trace(log).requests[0].prompt() == loaded(tmp_path, CHAT).requests[0].prompt()
 
 
 def test_of_a_longer_file_each_seed_takes_another_stretch(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_of_a_longer_file_each_seed_takes_another_stretch(tmp_path: Path) -> Non
         assert lengths_of == list(range(lengths_of[0], lengths_of[0] + 10))
         assert arrivals(workload) == [60.0 * i for i in range(10)]
     assert make_workload(path, 10, 3) == taken[3]
-    assert make_workload(path, None, 3) == load(Path(path))
+    assert make_workload(path, None, 3) == read_trace(Path(path))
 
 
 def test_a_cut_block_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def pair_of(folder: Path, *requests: object, segments: Iterable[object] = SEGMEN
 
 
 def test_a_pair_of_files_has_exactly_the_tokens_that_it_counts(tmp_path: Path) -> None:
-    workload = load(pair_of(tmp_path, TURN_1, TURN_2, FILM))
+    workload = read_trace(pair_of(tmp_path, TURN_1, TURN_2, FILM))
     assert workload.name == "day"
     assert lengths(workload) == [(30, 4), (46, 4), (423, 3)]
     assert [request.group for request in workload.requests] == ["day:system", "day:system", "day:video"]
@@ -337,20 +337,20 @@ def test_a_pair_of_files_has_exactly_the_tokens_that_it_counts(tmp_path: Path) -
 
 def test_a_child_begins_with_its_parents_prompt_then_has_the_answer(tmp_path: Path) -> None:
     """The parent's tail, "assistant:", is the beginning of the answer in the child."""
-    workload = load(pair_of(tmp_path, TURN_1, TURN_2))
+    workload = read_trace(pair_of(tmp_path, TURN_1, TURN_2))
     assert assert_children_continue(workload) == 1
     assert [(r.session, r.parent) for r in workload.requests] == [("a", None), ("a", "a-0")]
 
 
 def test_tails_that_nothing_continues_are_unique(tmp_path: Path) -> None:
     """The same question twice is two questions: whether a cache has it is not what the file says."""
-    first, second = load(pair_of(tmp_path, FILM, FILM | {"id": "again"})).requests
+    first, second = read_trace(pair_of(tmp_path, FILM, FILM | {"id": "again"})).requests
     assert 420 <= common(first, second) <= 421
 
 
 def test_texts_can_be_had_instead_of_tokens(tmp_path: Path) -> None:
     path = pair_of(tmp_path, TURN_1, TURN_2)
-    workload = load(path, options=LoadOptions(text=True))
+    workload = read_trace(path, options=LoadOptions(text=True))
     assert workload.requests[1].prompt() == (
         "Be brief.\nuser: Why?\nassistant: Because it is.\nuser: Really?\nassistant:"
     )
@@ -358,7 +358,7 @@ def test_texts_can_be_had_instead_of_tokens(tmp_path: Path) -> None:
 
 
 def test_segments_of_two_pairs_are_distinguished(tmp_path: Path) -> None:
-    days = [load(pair_of(tmp_path, FILM, name=name)).requests[0] for name in ("monday", "tuesday")]
+    days = [read_trace(pair_of(tmp_path, FILM, name=name)).requests[0] for name in ("monday", "tuesday")]
     assert common(*days) <= 2
 
 
@@ -374,7 +374,7 @@ def test_segments_of_two_pairs_are_distinguished(tmp_path: Path) -> None:
 )
 def test_a_bad_request_of_a_pair_is_named(tmp_path: Path, line: dict[str, Any], says: str) -> None:
     with pytest.raises(TraceFormatError, match=r"day\.requests\.jsonl:2: ") as caught:
-        load(pair_of(tmp_path, FILM, line))
+        read_trace(pair_of(tmp_path, FILM, line))
     assert says in str(caught.value)
 
 
@@ -391,24 +391,24 @@ def test_a_turn_that_does_not_continue_its_parent_is_named(
     tmp_path: Path, change: dict[str, object], says: str
 ) -> None:
     with pytest.raises(TraceFormatError, match=r"day\.requests\.jsonl:2: ") as caught:
-        load(pair_of(tmp_path, TURN_1, TURN_2 | change))
+        read_trace(pair_of(tmp_path, TURN_1, TURN_2 | change))
     assert says in str(caught.value)
 
 
 def test_a_segment_without_text_cannot_be_had_as_text(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match=r":1: request 'film': segment 'video' has no text"):
-        load(pair_of(tmp_path, FILM), options=LoadOptions(text=True))
+        read_trace(pair_of(tmp_path, FILM), options=LoadOptions(text=True))
 
 
 def test_segments_that_are_missing_or_there_twice_are_named(tmp_path: Path) -> None:
     with pytest.raises(TraceFormatError, match=r"day\.segments\.jsonl:6: segment 'system' is there twice"):
-        load(pair_of(tmp_path, FILM, segments=[*SEGMENTS, SEGMENTS[0]]))
+        read_trace(pair_of(tmp_path, FILM, segments=[*SEGMENTS, SEGMENTS[0]]))
     (tmp_path / "day.segments.jsonl").unlink()
     with pytest.raises(TraceFormatError, match=r"put day\.segments\.jsonl or day\.segments\.jsonl\.gz beside it"):
-        load(tmp_path / "day.requests.jsonl")
+        read_trace(tmp_path / "day.requests.jsonl")
 
 
 @pytest.mark.parametrize("line", [FILM, SEGMENTS[0]])
 def test_a_pair_is_named_by_its_file_of_requests(tmp_path: Path, line: object) -> None:
     with pytest.raises(TraceFormatError, match=r"give a file of requests called NAME\.requests\.jsonl"):
-        load(file_of(tmp_path, [line], "film.jsonl"))
+        read_trace(file_of(tmp_path, [line], "film.jsonl"))

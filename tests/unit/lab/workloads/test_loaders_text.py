@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from preble.lab.workloads import WorkloadRequest
-from preble.lab.workloads.loaders import load
+from preble.lab.workloads.loaders import read_trace
 from support.traces import CHAT, TALK, WHY, arrivals, assert_children_continue, file_of, loaded, refusal, tokens
 
 # ---- openai --------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_the_parents_answer_follows_its_prompt_in_the_child(tmp_path: Path) -> N
 def test_an_array_of_conversations_is_read_as_lines_of_them_are(tmp_path: Path) -> None:
     conversations = [{"conversations": TALK}, {"conversations": TALK[1:]}]
     lines = loaded(tmp_path, *conversations)
-    array = load(file_of(tmp_path, [json.dumps(conversations, indent=2)]))
+    array = read_trace(file_of(tmp_path, [json.dumps(conversations, indent=2)]))
     assert array.requests == lines.requests
     assert len(array.requests) == 4
 

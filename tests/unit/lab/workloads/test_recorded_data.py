@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from preble.lab.workloads import Workload
-from preble.lab.workloads.loaders import LoadOptions, load
+from preble.lab.workloads.loaders import LoadOptions, read_trace
 from preble.lab.workloads.recorded import recorded_arrivals
 from support.shared_data import DATA, needs_data
 from support.traces import assert_children_continue
@@ -35,7 +35,7 @@ def arrivals(workload: Workload) -> list[float]:
 def test_azures_traces_have_their_known_gaps_and_lengths(
     name: str, requests: int, mean_ms: float, median_ms: float, context: int, generated: int
 ) -> None:
-    workload = load(DATA / "traces" / f"azure2023_{name}.csv.gz")
+    workload = read_trace(DATA / "traces" / f"azure2023_{name}.csv.gz")
     gaps = gaps_s(arrivals(workload))
     assert len(workload.requests) == requests
     assert statistics.fmean(gaps) * 1000 == pytest.approx(mean_ms, abs=0.05)
@@ -56,17 +56,17 @@ def test_the_papers_slice_of_azure_comes_faster_by_the_factor_asked_for() -> Non
 
 def test_every_mooncake_conversation_begins_with_the_same_block() -> None:
     path = DATA / "traces" / "mooncake_conversation_0-30min.jsonl.gz"
-    workload = load(path)
+    workload = read_trace(path)
     assert len(workload.requests) == 5719
     assert len({id(request.segments[0]) for request in workload.requests}) == 1
-    as_recorded = load(path, options=LoadOptions(spread_ticks=False))
+    as_recorded = read_trace(path, options=LoadOptions(spread_ticks=False))
     assert sum(gap == 0 for gap in gaps_s(arrivals(as_recorded))) > 0.85 * 5719
     assert sum(gap == 0 for gap in gaps_s(arrivals(workload))) == 0
     assert max(abs(a - b) for a, b in zip(arrivals(workload), arrivals(as_recorded), strict=True)) < 3.01
 
 
 def test_servegens_clients_are_distinguished() -> None:
-    workload = load(DATA / "traces" / "servegen_mlarge_30min.jsonl.gz")
+    workload = read_trace(DATA / "traces" / "servegen_mlarge_30min.jsonl.gz")
     assert len(workload.requests) == 14974
     assert len({request.group for request in workload.requests}) == 63
 
@@ -85,7 +85,7 @@ def test_servegens_clients_are_distinguished() -> None:
 def test_the_papers_workloads_have_the_lengths_that_their_files_say(
     name: str, requests: int, prompt: float, output: float, children: int
 ) -> None:
-    workload = load(DATA / "workloads" / f"{name}.requests.jsonl.gz")
+    workload = read_trace(DATA / "workloads" / f"{name}.requests.jsonl.gz")
     assert len(workload.requests) == requests
     assert statistics.fmean(prompt_tokens(workload)) == pytest.approx(prompt, abs=0.5)
     assert statistics.fmean(r.output_tokens for r in workload.requests) == pytest.approx(output, abs=0.5)
@@ -94,7 +94,7 @@ def test_the_papers_workloads_have_the_lengths_that_their_files_say(
 
 @pytest.mark.parametrize("name", ["agent", "multiturn"])
 def test_sessions_continue_as_text_too(name: str) -> None:
-    workload = load(DATA / "workloads" / f"{name}.requests.jsonl.gz", options=LoadOptions(text=True))
+    workload = read_trace(DATA / "workloads" / f"{name}.requests.jsonl.gz", options=LoadOptions(text=True))
     by_id = {request.request_id: request for request in workload.requests}
     children = [request for request in workload.requests if request.parent is not None]
     assert children

@@ -1,8 +1,8 @@
-"""Workloads from the files that people have: one small module a format, and `load`, which finds out which it is."""
+"""Workloads from the files that people have: a small module a format, and `read_trace`, which tells them apart."""
 
 from __future__ import annotations
 
-from preble.lab.workloads.loaders.detect import format_names, load
+from preble.lab.workloads.loaders.detect import format_names, read_trace
 from preble.lab.workloads.loaders.options import LoadOptions
 
-__all__ = ["LoadOptions", "format_names", "load"]
+__all__ = ["LoadOptions", "format_names", "read_trace"]

@@ -14,7 +14,7 @@ from preble.lab.workloads.lines import bad_line, numbered_lines
 from preble.lab.workloads.loaders import azure, mooncake, openai, segments, servegen, sharegpt
 from preble.lab.workloads.loaders.options import LoadOptions
 from preble.lab.workloads.model import Workload
-from preble.lab.workloads.trace import read_trace
+from preble.lab.workloads.trace import read_own
 
 _OWN, _MAYBE_OWN = '"kind": "trace"', '"kind"'
 """Stand for the first line of our own format, and for any object with a `kind`: only where nothing else fits is that
@@ -33,7 +33,7 @@ class Format:
 
 
 FORMATS = (
-    Format("preble", ((_OWN,),), lambda path, _: read_trace(path)),
+    Format("preble", ((_OWN,),), lambda path, _: read_own(path)),
     Format("azure", (azure.COLUMNS,), azure.read_azure),
     Format("mooncake", (("timestamp", "input_length", "output_length", "hash_ids"),), mooncake.read_mooncake),
     Format("servegen", (("timestamp", "client", "input_length", "output_length"),), servegen.read_servegen),
@@ -45,11 +45,11 @@ FORMATS = (
 
 
 def format_names() -> tuple[str, ...]:
-    """Return the formats that `load` reads."""
+    """Return the formats that `read_trace` reads."""
     return tuple(known.name for known in FORMATS)
 
 
-def load(
+def read_trace(
     path: Path,
     *,
     format: str | None = None,  # noqa: A002 - the word for it; the builtin is not used here
