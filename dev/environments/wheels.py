@@ -159,7 +159,7 @@ def package_in(line: str) -> str | None:
 
 
 def size_mb_in(line: str) -> float:
-    """Return the size of the wheel that a line of pip's output says it gets or has kept, in MB; 0 for any other line."""
+    """Return the size of the wheel that a line of pip's output says it gets or has kept, in MB; else 0."""
     match = re.match(r"\s*(?:Downloading|Using cached) \S+ \(([\d.]+) ([kMG])B\)", line)
     return float(match[1]) * {"k": 1e-3, "M": 1.0, "G": 1e3}[match[2]] if match else 0.0
 
