@@ -2,6 +2,7 @@
 
     make wheels PYTHONS="python3.11 python3.12 python3.13"
     python benchmarks/repro/packages.py python3.11 python3.12 python3.13    # each must serve, complete and compare
+    … --json benchmarks/results/packages.json && python benchmarks/repro/performance.py
 
 The libraries are fetched from the index into a folder first, as a mirror would have them. `make test-wheels` runs it.
 """
@@ -21,7 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from page import ROOT
+from page import ROOT, markdown
+
+from preble.lab.report import Table
 
 DIST, WORK = ROOT / "dist", ROOT / "build" / "packages"
 COMPARE = "compare --workload tool_use --policy preble,round_robin --replicas 2 --rps 4 --requests 40 --seed 0 --jobs 1"
@@ -44,6 +47,39 @@ class Tried(msgspec.Struct, frozen=True):
     import_cold_ms: float
     help_cpu_ms: float
     help_cold_ms: float
+
+
+class Packages(msgspec.Struct, frozen=True):
+    """What is in `dist/`, in MB by file name, and each Python that was tried."""
+
+    files: dict[str, float]
+    tried: list[Tried]
+
+
+def table(packages: Packages) -> Table:
+    """Return the starts as a table."""
+    columns = (
+        "Python",
+        "wheel",
+        "size",
+        "with libraries",
+        "import, CPU",
+        "import, cold",
+        "`--help`, CPU",
+        "`--help`, cold",
+    )
+    rows = [
+        (
+            one.python,
+            one.wheel,
+            f"{one.wheel_mb:g} MB",
+            f"{one.installed_mb:g} MB",
+            *(f"{ms:.0f} ms" for ms in (one.import_cpu_ms, one.import_cold_ms, one.help_cpu_ms, one.help_cold_ms)),
+        )
+        for one in packages.tried
+    ]
+    [source] = [f"{mb:g} MB" for name, mb in packages.files.items() if name.endswith(".tar.gz")]
+    return Table(columns, rows, caption=f"The source package has {source}.")
 
 
 def install(python: str) -> Path:
@@ -147,12 +183,19 @@ def cold_ms(command: list[str | Path], folder: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pythons", nargs="*")
+    parser.add_argument("pythons", nargs="+")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     options = parser.parse_args()
+    tried = []
     for python in options.pythons:
         folder = install(python)
         use(folder)
-        print(f"{python}: {measure(python, folder)}", flush=True)
+        tried.append(measure(python, folder))
+    files = {path.name: round(path.stat().st_size / 1e6, 2) for path in sorted(DIST.glob("preble-*"))}
+    packages = Packages(files, tried)
+    print(markdown(table(packages)))
+    if options.json:
+        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(packages), indent=1) + b"\n")
 
 
 if __name__ == "__main__":

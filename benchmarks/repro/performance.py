@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import packages
 import send_ids
 from page import NOT_RUN, fenced, fill, markdown
 
@@ -249,6 +250,12 @@ def kept_or_none(name: str) -> Any:
     return known(name) if (RESULTS / f"{name}.json").exists() else None
 
 
+def packages_table() -> str:
+    """Sizes and starts of what PyPI gets."""
+    kept = kept_or_none("packages")
+    return NOT_RUN if kept is None else markdown(packages.table(msgspec.convert(kept, packages.Packages)))
+
+
 MADE: dict[str, Callable[[], str]] = {
     "place": lambda: fenced("\n".join([place.HEADER, *map(place.row, place_rows())])),
     "place-preble": lambda: markdown(preble_table()),
@@ -263,6 +270,7 @@ MADE: dict[str, Callable[[], str]] = {
     "gateway-cluster": cluster_table,
     "gateway-calls": calls_table,
     "workers": workers_table,
+    "packages": packages_table,
 }
 
 

@@ -22,8 +22,15 @@ from preble.cli.running import configured
     click.IntRange(0),
     metavar="N",
 )
+@click.option(
+    "--check",
+    "checks_only",
+    is_flag=True,
+    help="Read the configuration, the keys, the policy and the profile, say whether they are usable, and end. "
+    "Asks no replica.",
+)
 @config_options
-def command(config_path: Path | None, log_level: str, log_format: str, **flags: Any) -> None:
+def command(config_path: Path | None, log_level: str, log_format: str, checks_only: bool, **flags: Any) -> None:
     """Serve the OpenAI API in front of running replicas.
 
     Each request goes to the replica where it costs least: where its prefix is cached, unless waiting there costs more
@@ -35,12 +42,19 @@ def command(config_path: Path | None, log_level: str, log_format: str, **flags: 
     Examples:
       preble serve --replica http://gpu1:8000 --replica http://gpu2:8000 --tokenizer mistralai/Mistral-7B-v0.1
       preble serve --config preble.toml --port 9000
+      preble serve --config preble.toml --check
     \b
     Then:
       curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
            -d '{"model": "NAME", "prompt": "Hello", "max_tokens": 16}'
     """
     config, sources, log_losses = configured(config_path, log_level, log_format, flags)
+    if checks_only:
+        from preble.gateway.server import check
+
+        check(config)
+        click.echo(f"{config_path or 'the configuration'} is usable")
+        return
     from preble.gateway.workers.count import num_front_ends
 
     if count := num_front_ends(config):

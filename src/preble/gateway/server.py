@@ -30,6 +30,7 @@ from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
 from preble.serving import Serving
+from preble.serving.scheduler_setup import build_scheduler
 from preble.web.server.listening import is_open_to_network, listen, url_of
 from preble.web.server.memory import freeze_gc, return_large_memory
 from preble.web.server.open_files import open_files_limit, raise_open_files_limit
@@ -58,6 +59,12 @@ def run(
     tell = on_listening or print_url
     with prepared_process() as runner:
         runner.run(_serve_until_signal(config, tell, sources, log_losses, beside))
+
+
+def check(config: GatewayConfig) -> None:
+    """Read what a gateway reads before it asks a replica. Raises: ConfigError: one of them is unusable."""
+    KeyRing(config.auth, config.queue.classes)
+    build_scheduler(config)
 
 
 def prepared_process() -> asyncio.Runner:

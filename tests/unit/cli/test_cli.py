@@ -331,3 +331,23 @@ def test_the_help_of_a_group_imports_no_command(group: tuple[str, ...]) -> None:
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     of_groups = {"preble.cli", "preble.cli.failure", "preble.errors", *(f"preble.cli.{name}" for name in group)}
     assert set(process.stdout.splitlines()[-1].split()) == of_groups
+
+
+def test_a_configuration_can_be_checked_without_serving(tmp_path: Path) -> None:
+    file, keys = tmp_path / "preble.toml", tmp_path / "keys.toml"
+
+    def check(text: str) -> tuple[int, str]:
+        file.write_text(f'replicas = ["{NOWHERE}"]\n{text}')
+        command = [sys.executable, "-m", "preble", "serve", "--check", "--config", str(file)]
+        run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=PATIENCE_S)
+        return run.returncode, run.stdout + run.stderr
+
+    assert check("") == (0, f"{file} is usable\n")
+    for text, says in [
+        ('polcy = "e2"', "did you mean 'policy'"),
+        ('policy = "mine:Policy"', "mine:Policy"),
+        ('profile = "none"', "no profile is called 'none'"),
+        (f'[auth]\nkeys_file = "{keys}"', str(keys)),
+    ]:
+        status, said = check(text)
+        assert status == 2 and says in said and said.count("\n") == 1
