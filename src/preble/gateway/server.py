@@ -29,8 +29,8 @@ from preble.gateway.http.page_client import PageClient
 from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
+from preble.profiles import load_profile
 from preble.serving import Serving
-from preble.serving.scheduler_setup import build_scheduler
 from preble.web.server.listening import is_open_to_network, listen, url_of
 from preble.web.server.memory import freeze_gc, return_large_memory
 from preble.web.server.open_files import open_files_limit, raise_open_files_limit
@@ -64,7 +64,8 @@ def run(
 def check(config: GatewayConfig) -> None:
     """Read what a gateway reads before it asks a replica. Raises: ConfigError: one of them is unusable."""
     KeyRing(config.auth, config.queue.classes)
-    build_scheduler(config)
+    if config.profile is not None:
+        load_profile(config.profile)
 
 
 def prepared_process() -> asyncio.Runner:
