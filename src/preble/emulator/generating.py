@@ -21,7 +21,7 @@ from preble.emulator.config import EmulatorConfig
 from preble.emulator.content import Content, content_of
 from preble.emulator.engine import EmulatedEngine, Prompt
 from preble.emulator.events import own_namespace
-from preble.emulator.other_answers import Generated, MessageAnswer, Response, Tokens
+from preble.emulator.other_answers import Generated, GeneratedTokens, MessageAnswer, Response
 from preble.emulator.placeholders import STAND_IN, EmulatedMedia
 from preble.emulator.protocol import (
     EmbeddingBody,
@@ -141,7 +141,7 @@ class Generating:
         await self._generate_from_ids(Generated, "", exchange)
 
     async def tokens_in(self, exchange: EmulatorRequest) -> None:
-        await self._generate_from_ids(Tokens, "gen-", exchange)
+        await self._generate_from_ids(GeneratedTokens, "gen-", exchange)
 
     async def embeddings(self, exchange: EmulatorRequest) -> None:
         """Answer with vectors, the same for the same tokens, that mean nothing. Takes the time of their prefill."""

@@ -206,7 +206,7 @@ class Generated(Answer):
         return DONE
 
 
-class Tokens(Answer):
+class GeneratedTokens(Answer):
     """Of vLLM's `/inference/v1/generate`: the ids are those of the pieces."""
 
     __slots__ = ()

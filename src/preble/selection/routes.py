@@ -34,7 +34,7 @@ OPENAPI = "/openapi.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RouteCall:
     """One request to a route. `name`: the path's part in braces. `body`: decoded; None where the route takes none."""
 
     service: SelectionService
@@ -57,7 +57,7 @@ class Call:
         return None if name == DEFAULT else name
 
 
-Answer = Callable[[Call], Any]
+Answer = Callable[[RouteCall], Any]
 
 
 @dataclass(frozen=True, slots=True)

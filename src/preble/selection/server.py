@@ -15,7 +15,7 @@ from preble.gateway.http.page_client import PageClient
 from preble.gateway.http.refusals import NO_ADMINS, not_allowed
 from preble.gateway.server import Gateway
 from preble.selection.openapi import routes_page
-from preble.selection.routes import OPENAPI, TABLE, Call, Route, route_path
+from preble.selection.routes import OPENAPI, TABLE, Route, RouteCall, route_path
 from preble.selection.service import SelectionService
 
 _DECODED_AT_ONCE_BYTES = 128 * 1024
@@ -58,7 +58,7 @@ class SelectionPages:
             body = None
             if route.takes is not None:
                 body = await _decoded(await self._gateway.read_body(client, share), route.takes)
-            answer = route.answer(Call(self._service, client.caller, name, client.head.query, body))
+            answer = route.answer(RouteCall(self._service, client.caller, name, client.head.query, body))
             if inspect.isawaitable(answer):
                 with client.unless_gone():
                     answer = await answer

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from preble.lab.compare.numbers import CACHING, E2E_MEAN, LATENCIES, SECONDS, TTFT_P99, Number, shown_rates
 from preble.lab.compare.plan import BASELINE
-from preble.lab.compare.result import CompareResult, Standing
+from preble.lab.compare.result import CompareResult, PolicyStanding
 from preble.lab.compare.tables import TOO_FEW_SEEDS
 from preble.lab.report import PALETTE, Drawing, draw
 
@@ -114,7 +114,7 @@ def capacity_drawing(result: CompareResult, workload: str) -> Drawing:
     return draw(fill, height_in=max(3.5, 1.2 + 0.24 * len(standings)))
 
 
-def _bar_label(standing: Standing) -> str:
+def _bar_label(standing: PolicyStanding) -> str:
     estimate = standing.capacity_rps
     note = f" ({TOO_FEW_SEEDS})" if estimate.is_vague and not standing.bound else ""
     return f" {standing.bound}{estimate.mean:.3g}{note}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from preble.lab.compare.result import CompareResult, Run, Standing
+from preble.lab.compare.result import CompareResult, PolicyStanding, Run
 from preble.lab.metrics.capacity import Bound, CapacitySlo
 from preble.lab.metrics.estimates import Estimate, estimate
 from preble.lab.metrics.itl import Itl
@@ -173,7 +173,7 @@ def caution(result: CompareResult, workload: str) -> str:
     )
 
 
-def _only_from_cold(runs: Sequence[Run], best: Standing, slo: CapacitySlo, window_s: float) -> str:
+def _only_from_cold(runs: Sequence[Run], best: PolicyStanding, slo: CapacitySlo, window_s: float) -> str:
     """Return where the best policy's capacity rests on runs that are too short."""
     kept = [run for run in runs if run.policy == best.policy and run.is_carried(slo) and run.steady is not None]
     highest = max(kept, key=lambda run: run.rps, default=None)

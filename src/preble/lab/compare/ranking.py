@@ -7,7 +7,7 @@ from math import inf
 from statistics import fmean
 
 from preble.lab.compare.plan import BASELINE, ComparePlan
-from preble.lab.compare.result import Run, Standing
+from preble.lab.compare.result import PolicyStanding, Run
 from preble.lab.metrics import Summary
 from preble.lab.metrics.capacity import Bound, Capacity, CapacitySlo, capacity
 from preble.lab.metrics.estimates import Estimate, estimate
@@ -33,7 +33,7 @@ def rates_at(plan: ComparePlan, whole_rps: float) -> list[float]:
 
 def standings(
     workload: str, found: Mapping[str, Sequence[Capacity]], at_the_highest: Mapping[str, Sequence[Summary]]
-) -> list[Standing]:
+) -> list[PolicyStanding]:
     """Return the policies on one workload, the best first. Equal capacities are ordered by mean E2E latency.
 
     `found`: policy -> its capacity with each seed, the seeds in one order. `at_the_highest`: policy -> its runs at the
@@ -46,7 +46,7 @@ def standings(
         return -means[policy], _ORDER.index(_common_bound(found[policy])), fmean(e2e_s)
 
     return [
-        Standing(
+        PolicyStanding(
             workload=workload,
             policy=policy,
             rank=rank,

@@ -138,7 +138,7 @@ def _goodput(
     return {name: goodput(records, target_of, until_s - from_s) for name, records in by_group.items()}
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyStanding(msgspec.Struct, frozen=True, kw_only=True):
     """A policy's place on one workload, first of all by its capacity at the SLO.
 
     `rank`: from 1. `capacity_rps`: over the seeds. `bound`: whether that is the capacity, or only bounds it.
@@ -177,11 +177,11 @@ class CompareResult(msgspec.Struct, frozen=True, kw_only=True):
     plan: ComparePlan
     is_complete: bool = False
     rates: dict[str, list[float | None]] = {}
-    standings: list[Standing] = []
+    standings: list[PolicyStanding] = []
     runs: list[Run] = []
     other_runs: list[Run] = []
 
-    def standings_of(self, workload: str) -> list[Standing]:
+    def standings_of(self, workload: str) -> list[PolicyStanding]:
         """Return the policies on one workload, the best first."""
         return [standing for standing in self.standings if standing.workload == workload]
 

@@ -12,7 +12,7 @@ import msgspec
 from preble.lab.compare.plan import Arm, Cell, ComparePlan
 from preble.lab.compare.ranking import rates_at, rates_to_compare, run_capacity, standings
 from preble.lab.compare.rate_bound import rate_bound
-from preble.lab.compare.result import CompareResult, Run, Standing, known_runs, write_result
+from preble.lab.compare.result import CompareResult, PolicyStanding, Run, known_runs, write_result
 from preble.lab.compare.search import TYPICAL_RUNS, follow, nearest_step, start_step
 from preble.lab.compare.workers import Pool, run_cell, workers
 from preble.lab.metrics import Summary
@@ -159,14 +159,14 @@ class _Comparison:
         cell = self._plan.cell if self._plan.is_search else self._plan.grid_cell
         return [self._runs[cell(arm, rate).key] for rate in rates]
 
-    def _standings(self, workload: str, rates: Sequence[float | None]) -> list[Standing]:
+    def _standings(self, workload: str, rates: Sequence[float | None]) -> list[PolicyStanding]:
         at_the_highest: dict[str, list[Summary]] = {}
         for cell in self._plan.cells({workload: rates[-1:]}):
             at_the_highest.setdefault(cell.arm.policy, []).append(self._runs[cell.key].judged)
         return standings(workload, self._capacities(workload), at_the_highest)
 
     def _result(
-        self, rates: Mapping[str, list[float | None]], places: Iterable[Standing], *, is_complete: bool
+        self, rates: Mapping[str, list[float | None]], places: Iterable[PolicyStanding], *, is_complete: bool
     ) -> CompareResult:
         workloads, policies = list(self._plan.workloads), (*self._plan.contenders, *self._plan.promising)
         runs = sorted(

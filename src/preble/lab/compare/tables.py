@@ -7,7 +7,7 @@ from statistics import fmean
 
 from preble.lab.compare.numbers import E2E_MEAN, columns, headline_rate, settling, significant
 from preble.lab.compare.plan import BASELINE
-from preble.lab.compare.result import CompareResult, Run, Standing
+from preble.lab.compare.result import CompareResult, PolicyStanding, Run
 from preble.lab.metrics.capacity import Bound, CapacitySlo
 from preble.lab.metrics.estimates import Estimate, estimate
 from preble.lab.metrics.goodput import Goodput
@@ -149,7 +149,7 @@ def terminal_table(result: CompareResult, workload: str) -> Table:
     )
 
 
-def _capacity(standing: Standing) -> str:
+def _capacity(standing: PolicyStanding) -> str:
     estimate = standing.capacity_rps
     if estimate.is_vague and not standing.bound:
         return f"{significant(estimate.mean, 3)} ({TOO_FEW_SEEDS})"
@@ -157,7 +157,7 @@ def _capacity(standing: Standing) -> str:
     return f"{standing.bound}{significant(estimate.mean, 3)}{interval}"
 
 
-def _against(standing: Standing, baseline: Standing | None) -> str:
+def _against(standing: PolicyStanding, baseline: PolicyStanding | None) -> str:
     against = standing.versus_baseline
     if against is None or baseline is None or standing is baseline:
         return "-"
@@ -167,13 +167,13 @@ def _against(standing: Standing, baseline: Standing | None) -> str:
     return f"{_mark(standing)}{against.mean:+.0%}{interval}"
 
 
-def share_cell(standing: Standing) -> str:
+def share_cell(standing: PolicyStanding) -> str:
     """Return its capacity as a share of the best one's, marked if it is less than the baseline's, or only bounded."""
     at_most = "< " if standing.bound is Bound.BELOW else ""
     return f"{_mark(standing)}{at_most}{standing.share_of_best:.0%}"
 
 
-def _mark(standing: Standing) -> str:
+def _mark(standing: PolicyStanding) -> str:
     return "▼ " if standing.is_surely_worse else "▽ " if standing.is_worse else ""
 
 

@@ -45,14 +45,14 @@ class AnswerChoice(Struct):
     prompt_token_ids: list[int] | None = None
 
 
-class Completion(Struct):
+class ComparedAnswer(Struct):
     """What must be equal in the answers to a text and to its ids."""
 
     choices: list[AnswerChoice]
     usage: AnswerUsage | None = None
 
 
-_COMPLETION = msgspec.json.Decoder(Completion)
+_COMPLETION = msgspec.json.Decoder(ComparedAnswer)
 
 
 def every_script() -> str:
@@ -118,7 +118,7 @@ async def _answered_alike(engine: Engine, model: str, text: str, ids: PackedToke
     return mismatch(Check.IDS, said)
 
 
-def _shown(answer: Completion) -> str:
+def _shown(answer: ComparedAnswer) -> str:
     texts, count = [choice.text[:40] for choice in answer.choices], answer.usage
     return f"{texts!r} ({'no usage' if count is None else f'{count.prompt_tokens} prompt tokens'})"
 

@@ -18,7 +18,7 @@ from preble.lab.workloads.model import Segment
 ASSISTANT = "assistant"
 
 
-class Message(NamedTuple):
+class ChatMessage(NamedTuple):
     role: str
     content: str
 
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 class ChatSegments:
     """Segments of conversations; equal texts are one segment, whoever says them.
 
-    >>> segments = ChatSegments().prompt([Message("user", "Why?")])
+    >>> segments = ChatSegments().prompt([ChatMessage("user", "Why?")])
     >>> "".join(segment.text or "" for segment in segments)
     '<|user|>\\nWhy?\\n<|assistant|>\\n'
     """
@@ -34,7 +34,7 @@ class ChatSegments:
     def __init__(self) -> None:
         self._segments: dict[str, Segment] = {}
 
-    def prompt(self, messages: Iterable[Message]) -> tuple[Segment, ...]:
+    def prompt(self, messages: Iterable[ChatMessage]) -> tuple[Segment, ...]:
         """Return the prompt that asks for the next answer. O(length)."""
         pieces = [piece for message in messages for piece in (_head(message.role), f"{message.content}\n")]
         return tuple(self._segment(piece) for piece in (*pieces, _head(ASSISTANT)))

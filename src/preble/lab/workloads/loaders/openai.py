@@ -20,7 +20,7 @@ from msgspec import Meta
 from preble.core.types import pack_tokens
 from preble.lab.workloads.lines import bad_line, decoded_lines
 from preble.lab.workloads.loaders.assemble import assembled, seconds_of, workload_name
-from preble.lab.workloads.loaders.chat import ChatSegments, Message
+from preble.lab.workloads.loaders.chat import ChatMessage, ChatSegments
 from preble.lab.workloads.loaders.options import LoadOptions
 from preble.lab.workloads.model import Segment, Workload, WorkloadRequest
 from preble.lab.workloads.trace import MAX_TOKENS
@@ -214,16 +214,16 @@ def _segment(prompt: str | Sequence[int]) -> Segment:
         raise ValueError("a prompt mixes text and token ids") from error
 
 
-def _tools(tools: Iterable[Any] | None) -> list[Message]:
+def _tools(tools: Iterable[Any] | None) -> list[ChatMessage]:
     """Return what may be called, which comes first, as in most models' own templates."""
-    return [Message("tools", _json(tools))] if tools else []
+    return [ChatMessage("tools", _json(tools))] if tools else []
 
 
-def _message(message: _ChatMessage) -> Message:
+def _message(message: _ChatMessage) -> ChatMessage:
     content = message.content or ""
     if not isinstance(content, str):
         content = "".join(_part_text(part) for part in content)
-    return Message(message.role, content + (_json(message.tool_calls) if message.tool_calls else ""))
+    return ChatMessage(message.role, content + (_json(message.tool_calls) if message.tool_calls else ""))
 
 
 def _part_text(part: _Part) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from preble.errors import TraceFormatError
 from preble.lab.workloads.lines import decoded_lines, numbered_lines
 from preble.lab.workloads.loaders.assemble import assembled, workload_name
-from preble.lab.workloads.loaders.chat import ASSISTANT, ChatSegments, Message
+from preble.lab.workloads.loaders.chat import ASSISTANT, ChatMessage, ChatSegments
 from preble.lab.workloads.loaders.options import LoadOptions
 from preble.lab.workloads.model import Workload, WorkloadRequest
 from preble.prompts.words import word_tokens
@@ -73,7 +73,7 @@ def _conversations(path: Path) -> Iterator[tuple[str, _Conversation]]:
         yield f"{path}: item {i}", conversation
 
 
-def _messages(place: str, conversation: _Conversation) -> list[Message]:
+def _messages(place: str, conversation: _Conversation) -> list[ChatMessage]:
     turns = conversation.conversations if conversation.conversations is not None else conversation.conversation
     if turns is None:
         raise TraceFormatError(f"{place}: there is no conversation; it must look like {EXAMPLE}")
@@ -82,16 +82,16 @@ def _messages(place: str, conversation: _Conversation) -> list[Message]:
     return [_message(place, role, turn) for role, turn in zip(roles, turns, strict=True)]
 
 
-def _message(place: str, role: str | None, turn: _Turn) -> Message:
+def _message(place: str, role: str | None, turn: _Turn) -> ChatMessage:
     content = turn.value if turn.value is not None else turn.content
     if role is None or content is None:
         raise TraceFormatError(
             f"{place}: a turn says who speaks (from or role) and what (value or content), as in {EXAMPLE}"
         )
-    return Message(_ROLES.get(role, role), content)
+    return ChatMessage(_ROLES.get(role, role), content)
 
 
-def _session(session: str, messages: list[Message], chat: ChatSegments) -> Iterator[WorkloadRequest]:
+def _session(session: str, messages: list[ChatMessage], chat: ChatSegments) -> Iterator[WorkloadRequest]:
     """Yield a request for each answer that something was said before."""
     parent = None
     for turn, message in enumerate(messages):
