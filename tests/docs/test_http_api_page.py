@@ -14,7 +14,7 @@ from preble.gateway.http.access import UNAUTHORIZED
 from preble.gateway.http.refusals import FORBIDDEN, STOPPING
 from preble.gateway.pages.table import PATHS
 from preble.prompts.endpoints import ENDPOINTS, ErrorForm, ErrorStyle, error_form
-from preble.prompts.endpoints.checked import NEVER, RULES, Reserved
+from preble.prompts.endpoints.shared_fields import NEVER, RULES, Reserved
 from preble.prompts.endpoints.table import BY_PREFIX, NOT_PASSED
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "http-api.md").read_text(encoding="utf-8")

@@ -37,7 +37,9 @@ def test_the_serving_page_lists_the_whole_interface(of: type) -> None:
     [table] = re.findall(rf"^\| `{of.__name__}` \| \|\n((?:\|.*\n)+)", SERVING, re.MULTILINE)
     listed = {name for row in table.splitlines() for name in re.findall(r"`(\w+)[^`]*`", row.split("|")[1])}
     attributes = (
-        {"ids", "members", "replicas", "scheduler", "recent", "stored", "telemetry"} if of is Serving else set()
+        {"admitted", "ids", "members", "replicas", "scheduler", "recent", "stored", "telemetry"}
+        if of is Serving
+        else set()
     )
     public = {name for name in dir(of) if not name.startswith("_")}
     assert listed == public | attributes, inspect.getmodule(of)

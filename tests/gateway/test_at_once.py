@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from preble.gateway.requests.at_once import run_until_wait
+from preble.web.server.answering import run_until_wait
 
 
 class Work:

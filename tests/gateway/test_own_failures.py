@@ -17,7 +17,6 @@ from preble.engines import Engine
 from preble.gateway.http.access import KeyRing
 from preble.gateway.http.bodies import LimitedBody
 from preble.gateway.requests.attempt import Attempt
-from preble.gateway.requests.json_requests import JsonRequest
 from preble.web.client.pool import Exchange
 from support.waiting import eventually
 
@@ -46,9 +45,7 @@ async def test_a_failure_of_the_gateway_itself_is_a_500_without_a_traceback(
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
-@pytest.mark.parametrize(
-    ("broken", "method"), [(KeyRing, "caller"), (LimitedBody, "add"), (LimitedBody, "whole"), (JsonRequest, "_prepare")]
-)
+@pytest.mark.parametrize(("broken", "method"), [(KeyRing, "caller"), (LimitedBody, "add"), (LimitedBody, "whole")])
 async def test_a_failure_while_a_request_is_taken_is_a_500_in_the_form_of_its_endpoint(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, broken: type, method: str
 ) -> None:

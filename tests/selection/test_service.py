@@ -168,7 +168,7 @@ async def test_the_memory_of_a_body_is_counted_until_its_answer_and_then_given_b
         await one.post("/select_and_reserve", selection_id="r", path="/v1/completions", body=body)
         request = one.service.reservations["r"].request
         assert (held[0] > 5000, one.gateway.bodies.held) == (True, 0)
-        assert (request.body, request.fields.prompts, request.model) == (b"", (), "tiny")
+        assert (request.body, request.fields.prompts, request.fields.model) == (b"", (), "tiny")
 
 
 async def test_a_worker_of_the_callers_choice_can_be_reserved(select: Select) -> None:

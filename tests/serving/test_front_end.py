@@ -265,8 +265,8 @@ async def test_ids_that_clients_choose_are_used_once_over_all_front_ends(tmp_pat
 
 async def test_metrics_are_sums_and_outlive_a_front_end(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, _):
-        one.front_end.telemetry.responded("/v1/completions", 200)
-        one.serving.telemetry.responded("/v1/completions", 200)
+        one.front_end.telemetry.numbers.add("preble_responses_total", "/v1/completions", "200", "")
+        one.serving.telemetry.numbers.add("preble_responses_total", "/v1/completions", "200", "")
         line = 'preble_responses_total{model="",path="/v1/completions",status="200"} 2.0'
         assert line in (await one.serving.exposition()).decode()
         await one.front_end.close()

@@ -73,7 +73,7 @@ async def check(
 
 
 HEAR_BOTH = ["_placements.timer.on", "_placements.ejection.on", "recent.on", "telemetry.on", "_turns.on"]
-HEAR_THE_END = ["_placements.quarantine.on", "replicas.on", "_placements.copies.on", "_key_limits.on"]
+HEAR_THE_END = ["_placements.quarantine.on", "replicas.on"]
 
 
 @pytest.mark.parametrize("failing", [*HEAR_BOTH, "scheduler.next_timer"])

@@ -1,7 +1,7 @@
 """Bodies that no client should send: each was sent to real engines to see what ends one.
 
 `tests/gateway/test_odd_bodies.py` sends them through the gateway. What ended an engine is in
-`preble.prompts.endpoints.checked`.
+`preble.prompts.endpoints.shared_fields`.
 """
 
 from __future__ import annotations

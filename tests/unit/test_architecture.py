@@ -412,7 +412,7 @@ def test_no_function_rebinds_a_global(path: Path) -> None:
 RAW_TASKS = {
     # of one request or one call, which hears of their end
     "engines/awaited.py:_begin_sending",
-    "gateway/requests/at_once.py:run_until_wait",
+    "web/server/answering.py:run_until_wait",
     "integrations/ray/direct.py:__init__",
     "integrations/ray/placing.py:_place",
     "picker/calls.py:_begun",

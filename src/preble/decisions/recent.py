@@ -82,13 +82,21 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return (self.end_s - self.first_token_s) / (self.output_tokens - 1)
 
 
+class Asking(Protocol):
+    """On which terms a request is placed."""
+
+    @property
+    def asked(self) -> str | None:
+        """See `Decision`."""
+
+
 @dataclass(slots=True)
 class _Record:
     """One placement while it is kept."""
 
     placement: Placement
     placed_at: float
-    asked: str | None
+    terms: Asking | None
     transferred_at: float | None = None
     transfer_failed: bool = False
     first_token_at: float | None = None
@@ -99,14 +107,14 @@ class _Record:
     cached_tokens: int | None = None
 
 
-class Followed(Protocol):
-    """A placement that is followed. `asked`: see `Decision`."""
+class KeptPlacement(Protocol):
+    """A placement that is followed. `terms`: of its request, None where they are unknown."""
 
     placement: Placement
     placed_at: float
 
     @property
-    def asked(self) -> str | None: ...
+    def terms(self) -> Asking | None: ...
 
 
 @dataclass(slots=True)
@@ -115,7 +123,7 @@ class PlacedAt:
 
     placement: Placement
     placed_at: float
-    asked: str | None = None
+    terms: None = None
 
 
 class RecentDecisions:
@@ -138,7 +146,7 @@ class RecentDecisions:
     def __len__(self) -> int:
         return len(self._records)
 
-    def on(self, placed: Followed, fact: Fact, now: float) -> None:
+    def on(self, placed: KeptPlacement, fact: Fact, now: float) -> None:
         """Keep a placement that starts and forget old ones; note what happens to one."""
         request_id = placed.placement.request_id
         if isinstance(fact, Started):
@@ -156,8 +164,8 @@ class RecentDecisions:
             record.end_at, record.outcome = now, fact.outcome
             record.output_tokens, record.cached_tokens = fact.output_tokens or 0, fact.cached_tokens
 
-    def _keep(self, placed: Followed) -> _Record:
-        record = _Record(placed.placement, placed.placed_at, placed.asked)
+    def _keep(self, placed: KeptPlacement) -> _Record:
+        record = _Record(placed.placement, placed.placed_at, placed.terms)
         self._records.append(record)
         self._num_candidates += len(placed.placement.candidates)
         room = self.limit * CANDIDATES_PER_DECISION
@@ -221,7 +229,7 @@ class RecentDecisions:
             predicted_ttft_p98_s=placement.predicted_ttft_p98_s,
             predicted_tpot_s=placement.predicted_tpot_s,
             predicted_tpot_p98_s=placement.predicted_tpot_p98_s,
-            asked=record.asked,
+            asked=None if record.terms is None else record.terms.asked,
             first_token_s=_since(record.placed_at, record.first_token_at),
             end_s=_since(record.placed_at, record.end_at),
             outcome=record.outcome,

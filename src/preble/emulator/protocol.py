@@ -14,7 +14,7 @@ from preble.core.types import PackedTokens
 from preble.emulator.peers import KvSource, KvTransfer
 from preble.errors import RequestError
 from preble.prompts.endpoints import bodies
-from preble.prompts.endpoints.checked import has_value
+from preble.prompts.endpoints.shared_fields import has_value
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from multidict import CIMultiDict
 
-from preble.errors import EngineError, EngineGone, EngineProtocolError, EngineTimeout
-from preble.web.client.pool import Exchange, MakeError, Ongoing, Receiver
+from preble.errors import EngineError, EngineGone, EngineTimeout
+from preble.web.client.pool import Exchange, Ongoing, Receiver
 from preble.web.messages import LAST_CHUNK, HeaderList, chunk
 
 if TYPE_CHECKING:
@@ -178,50 +178,6 @@ class Forwarded(AwaitedAnswer):
     def _stop_sending(self) -> None:
         if self._sending is not None:
             self._sending.cancel()
-
-
-class WholeAnswer:
-    """A whole answer, a `Receiver`. `status`, `headers`: known when `content` returns."""
-
-    def __init__(self, path: str, most_bytes: int, error: MakeError) -> None:
-        """`path`: what was asked. `most_bytes`: of the body. `error`: makes the errors that `content` raises."""
-        self._path = path
-        self._most_bytes = most_bytes
-        self._error = error
-        self.status = 0
-        self.headers: Mapping[str, str] = {}
-        self._pieces = bytearray()
-        self._loop = asyncio.get_running_loop()
-        self._end: asyncio.Future[None] = self._loop.create_future()
-
-    async def content(self, most_s: float) -> bytes:
-        """Return the body when the answer is complete. Raises: EngineError: it is not within `most_s`, or too large."""
-        timer = self._loop.call_later(most_s, self._late)
-        try:
-            await self._end
-        finally:
-            timer.cancel()
-        return bytes(self._pieces)
-
-    def _late(self) -> None:
-        self.failed(self._error(EngineTimeout, "did not answer in time", is_silent=True))
-
-    def answered(self, status: int, headers: HeaderList) -> None:
-        self.status, self.headers = status, text_headers(headers)
-
-    def received(self, data: bytes) -> None:
-        self._pieces += data
-        if len(self._pieces) > self._most_bytes:
-            text = f"answered {self._path} with more than {self._most_bytes // 2**20} MiB"
-            self.failed(self._error(EngineProtocolError, text))
-
-    def ended(self) -> None:
-        if not self._end.done():
-            self._end.set_result(None)
-
-    def failed(self, error: EngineError) -> None:
-        if not self._end.done():
-            self._end.set_exception(error)
 
 
 def text_headers(headers: HeaderList) -> CIMultiDict[str]:

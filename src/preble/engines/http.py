@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterable, Callable, Mapping
@@ -13,11 +14,11 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from preble.core.types import ReplicaId
-from preble.engines.awaited import AwaitedAnswer, Forwarded, WholeAnswer
-from preble.errors import EngineError, EngineProtocolError, EngineRefused
+from preble.engines.awaited import AwaitedAnswer, Forwarded
+from preble.errors import EngineError, EngineProtocolError, EngineRefused, EngineTimeout
 from preble.web.client.failures import why_unreachable
-from preble.web.client.pool import ConnectionPool, Ongoing, Receiver
-from preble.web.messages import request_head
+from preble.web.client.pool import ConnectionPool, MakeError, Ongoing, Receiver
+from preble.web.messages import HeaderList, request_head
 from preble.web.urls import server_url
 
 MAX_CONTROL_BODY_BYTES = 16 * 1024 * 1024
@@ -131,9 +132,8 @@ class HttpClient:
         `path`: perhaps with a query, quoted as in a URL.
         Raises: EngineRefused, EngineGone, EngineTimeout, EngineProtocolError.
         """
-        target = _quoted_query(path)
+        target, answer = _quoted_query(path), _WholeAnswer(path, MAX_CONTROL_BODY_BYTES, self.error)
         head = self._head(b"GET", target, {}, None) if body is None else self._head(b"POST", target, {}, len(body))
-        answer = WholeAnswer(path, MAX_CONTROL_BODY_BYTES, self.error)
         ongoing = self._questions.begin((head, body or b""), answer)
         try:
             content = await answer.content(self.timeouts.control_s)
@@ -185,14 +185,58 @@ def _tls() -> ssl.SSLContext:
     return context
 
 
+class _WholeAnswer:
+    """A whole answer while it comes, a `Receiver`. `status`, `headers`: known when `content` returns."""
+
+    def __init__(self, path: str, most_bytes: int, error: MakeError) -> None:
+        """`path`: what was asked. `most_bytes`: of the body. `error`: makes the errors that `content` raises."""
+        self._path = path
+        self._most_bytes = most_bytes
+        self._error = error
+        self.status = 0
+        self.headers: HeaderList = []
+        self._pieces = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+
+    async def content(self, most_s: float) -> bytes:
+        """Return the body when the answer is complete. Raises: EngineError: it is not within `most_s`, or too large."""
+        timer = self._loop.call_later(most_s, self._late)
+        try:
+            await self._end
+        finally:
+            timer.cancel()
+        return bytes(self._pieces)
+
+    def _late(self) -> None:
+        self.failed(self._error(EngineTimeout, "did not answer in time", is_silent=True))
+
+    def answered(self, status: int, headers: HeaderList) -> None:
+        self.status, self.headers = status, headers
+
+    def received(self, data: bytes) -> None:
+        self._pieces += data
+        if len(self._pieces) > self._most_bytes:
+            text = f"answered {self._path} with more than {self._most_bytes // 2**20} MiB"
+            self.failed(self._error(EngineProtocolError, text))
+
+    def ended(self) -> None:
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def failed(self, error: EngineError) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """The whole answer to a question of our own."""
+    """The whole answer to a question of our own. `headers`: names in lower case."""
 
     client: HttpClient
     path: str
     status: int
-    headers: Mapping[str, str]
+    headers: HeaderList
     content: bytes
 
     def require_ok(self) -> None:

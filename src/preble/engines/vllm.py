@@ -22,7 +22,7 @@ from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
 from preble.errors import EngineError
 
-EMULATED_HEADER = "X-Preble-Emulated"
+EMULATED_HEADER = b"x-preble-emulated"
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 DEFAULT_BLOCK_SIZE = 16
 TIERS_METRIC = b"vllm:kv_offload_tiering"
@@ -87,6 +87,10 @@ class VllmServerInfo(msgspec.Struct):
     vllm_config: VllmConfig
 
 
+def _is_emulated(answer: HttpAnswer) -> bool:
+    return any(name == EMULATED_HEADER for name, _ in answer.headers)
+
+
 class VllmEngine(ReportingEngine):
     """The client of one vLLM (or emulated) replica."""
 
@@ -94,16 +98,14 @@ class VllmEngine(ReportingEngine):
     async def recognizes(cls, http: HttpClient) -> bool:
         """Return whether it is vLLM or the emulator: only these have metrics of vLLM's names."""
         answer = await http.ask("/metrics")
-        return EMULATED_HEADER in answer.headers or (
-            answer.status == 200 and b"vllm:cache_config_info" in answer.content
-        )
+        return _is_emulated(answer) or (answer.status == 200 and b"vllm:cache_config_info" in answer.content)
 
     async def probe(self) -> EngineInfo:
         """Ask what it serves, how large its cache is and where its KV events are. Raises: EngineError."""
         models = await served_models(self.http)
         self.model_path = models[0].root
         version = await self.http.ask("/version")
-        emulated = EMULATED_HEADER in version.headers
+        emulated = _is_emulated(version)
         number = version.decode(VersionAnswer).version if version.status == 200 else None
         self.takes_ids = not emulated  # to which a text costs nothing
         metrics = await self._metrics()

@@ -125,7 +125,7 @@ class App:
         """An answer is complete. `counted_as`: the path's label in metrics."""
         if self.bodies.may_collect:
             self.bodies.collect()
-        self._serving.telemetry.responded(counted_as, status, model)
+        self._serving.telemetry.numbers.add("preble_responses_total", counted_as, str(status), model)
 
     async def _answer(self, method: str, client: PageClient) -> None:
         """Answer, and make every failure an answer."""

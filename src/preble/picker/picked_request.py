@@ -76,7 +76,8 @@ class PickedRequest:
 
     def _count(self) -> None:
         path = self._endpoint.counted_as if self._endpoint is not None else "other"
-        self._serving.telemetry.responded(path, self._status or CLIENT_GONE, self._model)
+        status = str(self._status or CLIENT_GONE)
+        self._serving.telemetry.numbers.add("preble_responses_total", path, status, self._model)
 
     async def _release(self) -> None:
         """Give back what the request took; a placement that has not ended was cancelled."""
@@ -174,7 +175,7 @@ class PickedRequest:
         serving = self._serving
         request_id = self._stack.enter_context(serving.ids.taken(self._headers))
         parsed = await serving.parse(endpoint, self._headers, body, request_id, self._caller)
-        self._model = serving.replicas.label(parsed.model)
+        self._model = serving.replicas.label(parsed.fields.model)
         parsed = await self._stack.enter_async_context(serving.admitted(parsed))
         self._placed = await serving.place_together(parsed, lambda: outside(serving.replicas, self._subset))
         return parsed

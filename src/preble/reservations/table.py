@@ -27,7 +27,7 @@ class Reservation(HeldRequest):
 
     def forget_prompt(self) -> None:
         """The carrier has the body: `request` keeps neither that nor the prompts any more, only the model."""
-        self.request.body, self.request.fields = b"", Fields(model=self.request.model)
+        self.request.body, self.request.fields = b"", Fields(model=self.request.fields.model)
 
 
 class UnknownReservation(RequestError, KeyError):

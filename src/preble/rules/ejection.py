@@ -131,7 +131,7 @@ class EjectionTable:
         self._expected_s = expected_s
         self._listeners = [on_change]
         self._replicas: dict[ReplicaId, _Replica] = {}
-        self._suspended: set[ReplicaId] = set()
+        self.suspended: set[ReplicaId] = set()
         """A superset of those to keep away from, mostly empty: each placement asks."""
 
     def listen(self, on_change: Callable[[Change], None]) -> None:
@@ -157,7 +157,7 @@ class EjectionTable:
     def remove(self, replica_id: ReplicaId) -> None:
         """Forget a replica that has left. Later reports about its requests are ignored."""
         self._replicas.pop(replica_id, None)
-        self._suspended.discard(replica_id)
+        self.suspended.discard(replica_id)
 
     def standing(self, replica_id: ReplicaId) -> Standing:
         """Raises: KeyError: it is not in the rotation."""
@@ -173,10 +173,10 @@ class EjectionTable:
 
         O(of those that are).
         """
-        if not self._suspended:
+        if not self.suspended:
             return frozenset()
         self._let_probe(now)
-        return frozenset(r for r in self._suspended if self._is_avoided(self._replicas[r], now))
+        return frozenset(r for r in self.suspended if self._is_avoided(self._replicas[r], now))
 
     def held(self, candidates: Collection[ReplicaId], now: float) -> dict[ReplicaId, float]:
         """Return which of the candidates said "not now", with the seconds until one request may try all the same.
@@ -248,7 +248,7 @@ class EjectionTable:
     def succeeded(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
         """The answer is complete and usable."""
         self.heard(replica_id, request_id, now)
-        if (replica := self._ended(replica_id, request_id, now)) is None:
+        if (replica := self._ended(replica_id, request_id)) is None:
             return
         replica.ends.append((now, False))
         replica.num_consecutive = 0
@@ -260,8 +260,9 @@ class EjectionTable:
 
     def failed(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
         """The replica failed the request: an error of its own, an unusable answer, a broken connection, a timeout."""
-        if (replica := self._ended(replica_id, request_id, now)) is None:
+        if (replica := self._ended(replica_id, request_id)) is None:
             return
+        replica.forget_before(now - self._config.window_s)
         replica.ends.append((now, True))
         replica.num_consecutive += 1
         if replica.probe == request_id:
@@ -280,18 +281,18 @@ class EjectionTable:
 
     def refused(self, replica_id: ReplicaId, request_id: RequestId, retry_after_s: float, now: float) -> None:
         """The replica said "not now", which is no failure. `retry_after_s`: 0 where it did not say for how long."""
-        if (replica := self._ended(replica_id, request_id, now)) is None:
+        if (replica := self._ended(replica_id, request_id)) is None:
             return
         replica.held_until = max(replica.held_until, now + min(retry_after_s, self._config.longest_hold_s))
         replica.held_at = replica.tried_at = now
         if replica.held_until > now:
-            self._suspended.add(replica_id)
+            self.suspended.add(replica_id)
         if replica.probe == request_id:
             replica.probe = None
 
     def dropped(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
         """The request ended for a reason that says nothing of the replica: its client left, or it was a bad request."""
-        replica = self._ended(replica_id, request_id, now)
+        replica = self._ended(replica_id, request_id)
         if replica is not None and replica.probe == request_id:
             replica.probe = None
 
@@ -362,13 +363,12 @@ class EjectionTable:
 
     # changes
 
-    def _ended(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> _Replica | None:
+    def _ended(self, replica_id: ReplicaId, request_id: RequestId) -> _Replica | None:
         replica = self._replicas.get(replica_id)
         if replica is None or request_id not in replica.running:
             return None
         del replica.running[request_id]
         replica.unheard.pop(request_id, None)
-        replica.forget_before(now - self._config.window_s)
         return replica
 
     def _may_eject(self, replica: _Replica) -> bool:
@@ -388,19 +388,19 @@ class EjectionTable:
         replica.num_ejections += 1
         replica.standing, replica.out_until = Standing.EJECTED, now + back_off_s
         replica.probe, replica.num_good_probes = None, 0
-        self._suspended.add(replica_id)
+        self.suspended.add(replica_id)
         self._on_change(Change(replica_id, Standing.EJECTED, reason, back_off_s))
         return True
 
     def _let_probe(self, now: float) -> None:
         """Move on those whose time is over."""
-        for replica_id in list(self._suspended):
+        for replica_id in list(self.suspended):
             replica = self._replicas[replica_id]
             if replica.standing is Standing.EJECTED and now >= replica.out_until:
                 replica.standing, replica.returned_at = Standing.PROBING, now
                 self._on_change(Change(replica_id, Standing.PROBING))
             elif replica.standing is Standing.IN and now >= replica.held_until:
-                self._suspended.discard(replica_id)
+                self.suspended.discard(replica_id)
 
     def _take_back(self, replica_id: ReplicaId, replica: _Replica, now: float) -> None:
         replica.standing, replica.returned_at = Standing.IN, now

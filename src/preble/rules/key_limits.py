@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from preble.core.types.life import Ended, Fact
 from preble.errors import Overloaded, RequestError
-from preble.rules.callers import Caller, Followed
+from preble.rules.callers import Caller
 
 _MINUTE_S = 60.0
 _TOGETHER_S = 1.0
@@ -95,11 +94,6 @@ class KeyLimits:
         if caller.limits is not None and caller.limits.tokens_per_minute is not None:
             self._allowance(self._tokens, caller.name, caller.limits.tokens_per_minute, now).take(num_tokens, now)
             self._note_untold(caller.name, 0, num_tokens)
-
-    def on(self, placed: Followed, fact: Fact, now: float) -> None:
-        """Charge the key of a placement that has ended for the answer."""
-        if isinstance(fact, Ended) and placed.terms.caller.limits is not None:
-            self.charge(placed.terms.caller, fact.output_tokens or 0, now)
 
     # what gateways report to each other
 

@@ -50,7 +50,7 @@ class Loads:
                 parsed = self._serving.take(endpoint, headers, body, request_id, caller)
             else:
                 parsed = await self._serving.parse(endpoint, headers, body, request_id, caller)
-            return await self._serving.tokenize(parsed), parsed.model
+            return await self._serving.tokenize(parsed), parsed.fields.model
 
     def _loads(self, model: str | None, request: Request | None = None) -> list[WorkerLoad]:
         scheduler, loads = self._serving.scheduler, []

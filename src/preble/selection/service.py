@@ -146,7 +146,7 @@ class SelectionService:
         return SelectResponse(
             selection_id=one.reservation_id if is_held else UNSET,
             isl_tokens=placement.num_prompt_tokens,
-            model_name=one.request.model or DEFAULT,
+            model_name=one.request.fields.model or DEFAULT,
             worker_id=worker.worker_id,
             dp_rank=worker.dp_rank,
             endpoint=engine.url,
@@ -173,7 +173,7 @@ class SelectionService:
             prefill_complete=one.has_begun,
             output_tokens=one.output_tokens,
             lease_s=one.lease_s,
-            model_name=one.request.model or DEFAULT,
+            model_name=one.request.fields.model or DEFAULT,
             lost=UNSET if one.loss is None else one.loss.reason or "it has left",
         )
 

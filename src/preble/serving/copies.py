@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import structlog
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Transfer, TransferKind, unpack_tokens
-from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, Transferred
+from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, FirstToken, Transferred
 from preble.engines.http import HttpClient
 from preble.engines.media_marks import FIRST_MARK
 from preble.errors import EngineError, RequestError
 from preble.serving.parity.answers import copy_prefix
 from preble.serving.placed import LocalPlaced
 from preble.serving.replicas.live import LiveReplica, LiveReplicas
+
+if TYPE_CHECKING:
+    from preble.serving.placements import Placements
 
 LEAST_WAIT_S = 1.0
 PATIENCE = 4.0
@@ -37,9 +41,11 @@ evicted the prefix meanwhile."""
 class Copies:
     """Carries out the copies of placements."""
 
-    def __init__(self, scheduler: GlobalScheduler, replicas: LiveReplicas) -> None:
+    def __init__(self, scheduler: GlobalScheduler, replicas: LiveReplicas, placements: Placements) -> None:
+        """`placements`: heard while copies are under way."""
         self._scheduler = scheduler
         self._replicas = replicas
+        self._placements = placements
         self._under_way: dict[LocalPlaced, bytes | None] = {}
         """What is to be copied for these; None once somebody else has had it computed there."""
 
@@ -75,6 +81,8 @@ class Copies:
         if transfer is None:
             return placed
         try:
+            if not self._under_way:
+                self._placements.listen(self, FirstToken, Ended)
             self._under_way[placed] = _copied(placed)
             await asyncio.sleep(0)  # relays begin outside of any task, in which `asyncio.timeout` is none
             has_come = await self._copy(placed, transfer)
@@ -85,6 +93,8 @@ class Copies:
             raise
         finally:
             self._under_way.pop(placed, None)
+            if not self._under_way:
+                self._placements.leave(self)
         return placed
 
     async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> bool:

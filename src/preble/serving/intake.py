@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from math import inf
 
 from msgspec import Raw
@@ -28,7 +27,7 @@ from preble.serving.stored_responses import StoredResponses
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_wait
 from preble.serving.telemetry.tracing import Tracing
-from preble.serving.terms import rank_of
+from preble.serving.terms import Terms, rank_of
 from preble.serving.token_answers import TokenAnswers
 
 BY_LOAD = "by load"
@@ -41,7 +40,7 @@ _PARSED_AT_ONCE_BYTES = 128 * 1024
 """Larger bodies are decoded in another thread: one of this size holds the event loop for about a millisecond."""
 
 
-class Intake(ABC):
+class Intake:
     """Takes requests in and has them placed, by `Serving` in this process or by another process. Carriers use this.
 
     `ids`: of the requests that are being served. `replicas`: the live ones. `stored`: which of them has stored which
@@ -50,8 +49,19 @@ class Intake(ABC):
     """
 
     def __init__(
-        self, config: GatewayConfig, replicas: LiveReplicas, telemetry: Telemetry, tokens: TokenSource
+        self,
+        config: GatewayConfig,
+        replicas: LiveReplicas,
+        telemetry: Telemetry,
+        tokens: TokenSource,
+        admitted: Callable[[ParsedRequest], Admission],
+        place: Callable[[Request, Terms], Awaitable[Placed]],
     ) -> None:
+        """`admitted`, `place`: by whoever decides; see below."""
+        self.admitted = admitted
+        """Returns a context in which a request may be placed and answered. What `Admission.enter` raises may come from
+        `place` instead."""
+        self._place = place
         self.replicas = replicas
         self.telemetry = telemetry
         self._config = config
@@ -82,7 +92,7 @@ class Intake(ABC):
         is_small = len(body) - (0 if begun is None else begun.known) <= _PARSED_AT_ONCE_BYTES
         parsed = parse_request(*given) if is_small else await asyncio.to_thread(parse_request, *given)
         if self.tracing is not None:
-            parsed.trace = self.tracing.begin(endpoint.path, parsed.model, headers, request_id, parsed.session)
+            parsed.trace = self.tracing.begin(endpoint.path, parsed.fields.model, headers, request_id, parsed.session)
         return parsed
 
     def take(
@@ -109,7 +119,7 @@ class Intake(ABC):
         """
         if parsed.endpoint.by_load:
             return None
-        return self.telemetry.gaps(self.replicas.of_model(parsed.model).label)
+        return self.telemetry.gaps(self.replicas.of_model(parsed.fields.model).label)
 
     async def answer_here(self, endpoint: Endpoint, body: bytes) -> bytes | None:
         """Return the answer in JSON to a request that needs only the tokenizer, None if it needs a replica.
@@ -119,12 +129,6 @@ class Intake(ABC):
         if not endpoint.of_tokens or self._token_answers is None:
             return None
         return await self._token_answers.answer(endpoint, body)
-
-    @abstractmethod
-    def admitted(self, parsed: ParsedRequest) -> Admission:
-        """Return a context in which a request may be placed and answered. What `Admission.enter` raises may come from
-        `place` instead.
-        """
 
     async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
         """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.
@@ -159,9 +163,9 @@ class Intake(ABC):
         It has ids only if each replica of the model answers them as it answers the text (`tokenizing.send_ids`).
         """
         is_one_long = parsed.num_prompts == 1 and len(request.prompt) >= _IDS_PAY_FROM
-        if not is_one_long or not self.replicas.of_model(parsed.model).takes_ids:
+        if not is_one_long or not self.replicas.of_model(parsed.fields.model).takes_ids:
             return None
-        return await with_ids(parsed.path, parsed.body, request.prompt)
+        return await with_ids(parsed.endpoint.path, parsed.body, request.prompt)
 
     async def _token_ids(self, parsed: ParsedRequest, index: int, of_model: ModelReplicas) -> PackedTokens:
         fields = parsed.fields
@@ -176,7 +180,8 @@ class Intake(ABC):
             tokens = await self._tokens.completion(prompt, fields.add_special_tokens, fields.model, most_tokens)
         else:
             return prompt
-        self.telemetry.tokenized(of_model.label, took_s := time.perf_counter() - started)
+        took_s = time.perf_counter() - started
+        self.telemetry.numbers.observe("preble_tokenizing_seconds", of_model.label, value=took_s)
         if parsed.trace is not None:
             parsed.trace.tokenized(took_s, len(tokens) // TOKEN_BYTES)
         return tokens
@@ -198,14 +203,14 @@ class Intake(ABC):
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
-    @abstractmethod
-    async def place(self, request: Request, parsed: ParsedRequest) -> Placed:
+    def place(self, request: Request, parsed: ParsedRequest) -> Awaitable[Placed]:
         """Place a request on a replica that serves its model, at its tenant's turn. Requests without a key do not wait.
         The caller must end the placement.
 
         Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its turn cannot come in time. RequestError: a
         header about its turn is wrong.
         """
+        return self._place(request, parsed.terms)
 
     async def place_together(
         self, parsed: ParsedRequest, avoid: Callable[[], frozenset[ReplicaId]] = frozenset

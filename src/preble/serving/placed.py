@@ -192,11 +192,6 @@ class LocalPlaced(Placed):
         self._place_again = place_again
         self._may_retry_freely = False
 
-    @property
-    def asked(self) -> str | None:
-        """What its client asked for besides an answer, in words; None for nothing."""
-        return self.terms.asked
-
     def transferred(self, fact: Transferred | TransferFailed) -> None:
         """What another replica was to send is there, or does not come. Changes nothing after the end."""
         if not self._has_ended:

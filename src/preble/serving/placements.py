@@ -113,7 +113,7 @@ class Placements:
         self.telemetry = telemetry
         self.recent = recent
         self.replicas = LiveReplicas()
-        self.copies = Copies(scheduler, self.replicas)
+        self.copies = Copies(scheduler, self.replicas, self)
         self.ejection = EjectionTable(ejection or EjectionConfig(), telemetry.standing_changed, self._expected_s)
         self.timer = SchedulerTimer(scheduler, telemetry)
         self.quarantine = Quarantine()
@@ -128,7 +128,6 @@ class Placements:
         self.listen(self.ejection, Started, FirstToken, Moved, Ended)
         self.listen(self.quarantine, Ended)
         self.listen(self.replicas, Ended)
-        self.listen(self.copies, FirstToken, Ended)
         self.listen(recent, Started, Transferred, TransferFailed, FirstToken, Lost, Ended)
         self.listen(telemetry, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
 
@@ -136,6 +135,11 @@ class Placements:
         """Let one more hear of facts of these kinds from now on, after those that hear already."""
         for kind in kinds:
             self._listeners[kind].append(listener)
+
+    def leave(self, listener: PlacementListener) -> None:
+        """Let one that hears hear no more."""
+        for kind, listeners in self._listeners.items():
+            self._listeners[kind] = [other for other in listeners if other is not listener]
 
     def start(self, placed: LocalPlaced, took_s: float) -> None:
         """A request goes to its replica. It is ended if somebody cannot take that. `took_s`: for the decision."""
@@ -290,7 +294,7 @@ class Dispatcher:
 
     def _chosen(self, request: Request, others: frozenset[ReplicaId], now: float) -> Placement:
         """Place, if possible on a replica that is not ejected. `others`: replicas of other models, or drained."""
-        avoided = self._ejection.avoided(now)
+        avoided = self._ejection.avoided(now) if self._ejection.suspended else frozenset[ReplicaId]()
         away = others | avoided
         try:
             return self._scheduler.place(_avoiding(request, away) if away else request, now)

@@ -7,20 +7,22 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 
 from preble.config import LimitsConfig
+from preble.core.types import NO_TARGET
 from preble.errors import Overloaded, RequestError
-from preble.prompts.endpoints import Endpoint, Fields, Prompt
+from preble.prompts.endpoints import Endpoint, Fields
 from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits, with_field
-from preble.prompts.endpoints.sessions import SESSION_NAME
+from preble.prompts.endpoints.shared_fields import SESSION_NAME
 from preble.rules.callers import ANYBODY, Caller
 from preble.rules.key_limits import KeyLimits
 from preble.serving.telemetry.tracing import Trace
-from preble.serving.terms import MAX_WAIT, PRIORITY, Terms, target_of
+from preble.serving.terms import ASKING, MAX_WAIT, PRIORITY, Terms, target_of
 
 SESSION = b"x-session-id"
 """What vLLM reads a session's name from; it puts the name into its KV events."""
@@ -30,12 +32,13 @@ _SESSIONS = (SESSION, b"x-claude-code-session-id", b"x-session-affinity", b"sess
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,128}")
 
 
-@dataclass(slots=True)
+@dataclass
 class ParsedRequest:
     """One client's request; not changed once it has `terms`. `body`: for the replica. `headers`: names in lower case.
 
     `arrived_at`: when all of it had arrived, by the event loop's clock; None if unknown.
-    `trace`: its spans, None where there are none. `num_prompts`: how many placements it needs.
+    `trace`: its spans, None where there are none. `num_prompts`: how many placements it needs. `session`: that it is
+    of, as its client names it; None if it names none, or none that is short and printable.
     """
 
     endpoint: Endpoint
@@ -47,59 +50,41 @@ class ParsedRequest:
     arrived_at: float | None = None
     trace: Trace | None = None
     num_prompts: int = field(init=False)
-    _terms: Terms | None = field(default=None, init=False, repr=False, compare=False)
+    session: str | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.num_prompts = len(self.fields.prompts) or 1
+        self.session = self._session()
 
-    @property
+    @cached_property
     def terms(self) -> Terms:
         """On which terms it is placed. Raises: RequestError: a header with a target is wrong."""
-        if self._terms is None:
-            target = target_of(self.headers, self.caller)
-            priority, max_wait = self.headers.get(PRIORITY), self.headers.get(MAX_WAIT)
-            self._terms = Terms(
-                self.request_id,
-                self.num_prompts * self.fields.num_choices,
-                self.fields.model,
-                bool(self.fields.stream),
-                self.caller,
-                None if priority is None else priority.decode("latin-1"),
-                None if max_wait is None else max_wait.decode("latin-1"),
-                self.fields.service_tier,
-                self.arrived_at,
-                self.trace is not None and self.trace.is_recording,
-                target.ttft_s,
-                target.tpot_s,
-            )
-        return self._terms
+        may_ask = self.caller.limits is not None or not ASKING.isdisjoint(self.headers)
+        target = target_of(self.headers, self.caller) if may_ask else NO_TARGET
+        priority, max_wait = self.headers.get(PRIORITY), self.headers.get(MAX_WAIT)
+        return Terms(
+            self.request_id,
+            self.num_prompts * self.fields.num_choices,
+            self.fields.model,
+            bool(self.fields.stream),
+            self.caller,
+            None if priority is None else priority.decode("latin-1"),
+            None if max_wait is None else max_wait.decode("latin-1"),
+            self.fields.service_tier,
+            self.arrived_at,
+            self.trace is not None and self.trace.is_recording,
+            target.ttft_s,
+            target.tpot_s,
+        )
 
-    @property
-    def session(self) -> str | None:
-        """The session that it is of, as its client names it: a sub-agent of Claude Code has one of its own. None if it
-        names none, or none that is short and printable.
-        """
+    def _session(self) -> str | None:
+        """Return the name of its session: a sub-agent of Claude Code has one of its own."""
         for header in _SESSIONS:
             if (name := self.headers.get(header)) is not None:
                 if header is _SESSIONS[1] and (agent := self.headers.get(_AGENT)) is not None:
                     name = name + b"/" + agent
                 return name.decode() if SESSION_NAME.fullmatch(name) else None
         return self.fields.session
-
-    @property
-    def path(self) -> str:
-        """Where the body goes at the replica."""
-        return self.endpoint.path
-
-    @property
-    def model(self) -> str | None:
-        """The model that the client named, None if it named none."""
-        return self.fields.model
-
-    @property
-    def prompts(self) -> Sequence[Prompt]:
-        """The prompts of a completion; a chat has none."""
-        return self.fields.prompts
 
 
 def parse_request(

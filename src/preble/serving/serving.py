@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import structlog
@@ -15,7 +13,7 @@ import structlog
 from preble import background
 from preble.config import GatewayConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import ReplicaId, Request
+from preble.core.types import ReplicaId
 from preble.decisions.recent import RecentDecisions
 from preble.discovery import Member, Source, make_source
 from preble.errors import ConfigError
@@ -29,13 +27,12 @@ from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
 from preble.serving.parity.watch import ParityWatch
 from preble.serving.picture import Picture, take_picture
-from preble.serving.placed import LocalPlaced
 from preble.serving.placements import Dispatcher, Placements
 from preble.serving.replicas.clients import server_of
 from preble.serving.replicas.members import Members
 from preble.serving.replicas.monitor import ReplicaMonitor
 from preble.serving.replicas.rotation import Rotation
-from preble.serving.requests import InFlightLimit, LocalAdmission, ParsedRequest
+from preble.serving.requests import InFlightLimit, LocalAdmission
 from preble.serving.scheduler_setup import Scheduling, gateway_name, start_scheduling
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
@@ -74,16 +71,17 @@ class Serving(Intake):
         tokens: TokenSource,
     ) -> None:
         """Use `start`."""
-        super().__init__(config, placements.replicas, telemetry := placements.telemetry, tokens)
+        self._dispatcher = dispatcher = Dispatcher(placements, config.retries)
+        self._key_limits = KeyLimits()
+        self._in_flight_limit = limit = InFlightLimit(config.limits, self._key_limits)
+        self._turns = Turns(dispatcher, config.queue, self._key_limits, max_waiting=config.limits.max_in_flight)
+        replicas, telemetry = placements.replicas, placements.telemetry
+        super().__init__(config, replicas, telemetry, tokens, partial(LocalAdmission, limit), self._turns.place)
         self.scheduler: GlobalScheduler = placements.scheduler
         self.recent: RecentDecisions = scheduling.recent
         self._scheduling = scheduling
         self._placements = placements
         self._rotation = Rotation(placements)
-        self._dispatcher = dispatcher = Dispatcher(placements, config.retries)
-        self._key_limits = KeyLimits()
-        self._in_flight_limit = InFlightLimit(config.limits, self._key_limits)
-        self._turns = Turns(dispatcher, config.queue, self._key_limits, max_waiting=config.limits.max_in_flight)
         telemetry.numbers.read(lambda: of_queue(self.num_admitted, self._turns.waiting()))
         reference = tokens if config.tokenizer is not None else None
         self._parity = ParityWatch(
@@ -268,14 +266,6 @@ class Serving(Intake):
         self._placements.timer.close()
         await self._scheduling.close()
         await self._close_tracing()
-
-    # from a request to a placement
-
-    def admitted(self, parsed: ParsedRequest) -> LocalAdmission:
-        return LocalAdmission(self._in_flight_limit, parsed)
-
-    def place(self, request: Request, parsed: ParsedRequest) -> Coroutine[Any, Any, LocalPlaced]:
-        return self._turns.place(request, parsed.terms)
 
     # for pages
 

@@ -19,7 +19,8 @@ TTFT_TARGETS = (b"x-preble-ttft-ms", b"x-llm-d-slo-ttft-ms", b"x-sgl-ttft-slo-ms
 TPOT_TARGETS = (b"x-preble-tpot-ms", b"x-llm-d-slo-tpot-ms")
 TOKENS_PER_S = b"x-sgl-tps-slo"
 """SGLang's way to say the time between two tokens."""
-_ASKING = frozenset((*TTFT_TARGETS, *TPOT_TARGETS, TOKENS_PER_S))
+ASKING = frozenset((*TTFT_TARGETS, *TPOT_TARGETS, TOKENS_PER_S))
+"""The headers that ask for a target."""
 _LARGEST = 1e9
 _SHOWN = 40
 """Letters of what a client named."""
@@ -94,8 +95,6 @@ def target_of(headers: Mapping[bytes, bytes], caller: Caller) -> Target:
     Raises: RequestError: a header is not a number of milliseconds, or of tokens a second.
     """
     key = caller.limits
-    if key is None and _ASKING.isdisjoint(headers):
-        return NO_TARGET
     ttft_ms, tpot_ms = _first(headers, TTFT_TARGETS), _first(headers, TPOT_TARGETS)
     if tpot_ms is None and (tokens_per_s := _number(headers, TOKENS_PER_S)) is not None:
         tpot_ms = 1000 / tokens_per_s

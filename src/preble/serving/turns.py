@@ -51,12 +51,12 @@ class Turns:
         self._limits = limits
         self._dispatcher = dispatcher
         self.copies = dispatcher.placements.copies
+        self._numbers = dispatcher.placements.telemetry.numbers
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[RequestId, _Waiter] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._taking: AbstractSet[ReplicaId] = frozenset()
         self._promising_until = -inf
-        dispatcher.placements.listen(limits, Ended)
         dispatcher.placements.listen(self, Started, FirstToken, Moved, Ended)
         dispatcher.replicas.listen(self._note_replicas)
 
@@ -97,7 +97,7 @@ class Turns:
         """Return whether a request has to wait for its turn."""
         if not self._config.enabled:
             return False
-        if terms.caller.tenant or terms.ttft_target_s is not None or terms.tpot_target_s is not None:
+        if terms.caller.tenant or _has_target(terms):
             return True
         return self._loop.time() < self._promising_until
 
@@ -107,8 +107,13 @@ class Turns:
         Raises: Overloaded: it cannot have its turn in time, or its target cannot be kept. RequestError: a header is
         wrong. NoReplicaError, PromptTooLong, UnknownModel: as `Dispatcher.place`.
         """
-        if not self.takes_turns(terms):
-            return await self.copies.carry_out(self.place_at_once(request, terms))
+        if self.takes_turns(terms):
+            placed = await self._place_at_its_turn(request, terms)
+        else:
+            placed = self.place_at_once(request, terms)
+        return placed if placed.placement.transfer is None else await self.copies.carry_out(placed)
+
+    async def _place_at_its_turn(self, request: Request, terms: Terms) -> LocalPlaced:
         start_by = None if (target := terms.target) is None else self._promise(request, terms, target)
         tokens, came_at = request.num_prompt_tokens, self._loop.time()
         self._limits.charge(terms.caller, tokens, came_at)
@@ -117,20 +122,20 @@ class Turns:
         except (PrebleError, asyncio.CancelledError):
             self._limits.charge(terms.caller, -tokens, self._loop.time())  # it was not served
             raise
-        self._dispatcher.placements.telemetry.had_turn(placed.model, placed.placed_at - came_at)
-        return await self.copies.carry_out(placed)
+        self._numbers.observe("preble_queueing_seconds", placed.model, value=placed.placed_at - came_at)
+        return placed
 
     def place_at_once(self, request: Request, terms: Terms) -> LocalPlaced:
         """Place a request that takes no turns.
 
         Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its target cannot be kept.
         """
-        if (target := terms.target) is not None:
+        if _has_target(terms) and (target := terms.target) is not None:
             self._promise(request, terms, target)
         placed = self._dispatcher.place(request, terms)
         if terms.caller.limits is not None:
             self._limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
-        self._dispatcher.placements.telemetry.had_turn(placed.model, 0.0)
+        self._numbers.observe("preble_queueing_seconds", placed.model, value=0.0)
         return placed
 
     def _promise(self, request: Request, terms: Terms, target: Target) -> float | None:
@@ -191,13 +196,15 @@ class Turns:
     # what happens to replicas and to requests that were placed
 
     def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
-        """Note what takes room at a replica or makes some."""
+        """Note what takes room at a replica or makes some, and charge a key for its answers."""
         request_id = placed.placement.request_id
         if isinstance(fact, Started | Moved):
             if self.takes_turns(placed.terms):
                 tenant, streams = placed.terms.caller.tenant, placed.terms.streams
                 self._admission.placed(placed.placement, tenant, now, streams=streams)
             return
+        if isinstance(fact, Ended) and placed.terms.caller.limits is not None:
+            self._limits.charge(placed.terms.caller, fact.output_tokens or 0, now)
         if request_id in self._admission.running:
             if isinstance(fact, Ended):
                 self._admission.ended(request_id, fact.output_tokens or 0)
@@ -272,6 +279,10 @@ class Turns:
         """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _has_target(terms: Terms) -> bool:
+    return terms.ttft_target_s is not None or terms.tpot_target_s is not None
 
 
 def _max_wait_s(given: str | None) -> float | None:

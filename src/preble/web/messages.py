@@ -83,7 +83,7 @@ class BadAnswer(Exception):
 
 
 class AnswerReader:
-    """Parses one answer after the other. Call `expect` before each, then `feed` its bytes.
+    """Parses one answer after the other: `feed` it their bytes. After a complete one the next begins.
 
     `status`, `headers` (names in lower case): of the answer, once `has_head`. `is_complete`: its body is
     complete. `can_go_on`: whether the connection can then carry another request. Interim answers (1xx) are skipped.
@@ -105,10 +105,9 @@ class AnswerReader:
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
-        self.expect()
+        self._expect()
 
-    def expect(self) -> None:
-        """Prepare for the next answer."""
+    def _expect(self) -> None:
         self.status = 0
         self.headers: HeaderList = []
         self.has_head = self.is_complete = self.can_go_on = False
@@ -118,6 +117,8 @@ class AnswerReader:
 
     def feed(self, data: bytes) -> bytes:
         """Return the body's bytes in `data`. Raises: BadAnswer: the connection cannot be used any more."""
+        if self.is_complete:
+            self._expect()
         if not self.has_head:
             self._head_bytes += len(data)
         try:

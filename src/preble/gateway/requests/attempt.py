@@ -37,6 +37,7 @@ class Attempt:
     status = 0
     body = b""
     answer_id: str | None = None
+    _usage: Progress | None = None
     flaw: EngineProtocolError | None = None
     _meter: StreamMeter | None = None
     _ongoing: Ongoing | None = None
@@ -97,9 +98,7 @@ class Attempt:
 
     def answered(self, status: int, headers: HeaderList) -> None:
         if not 200 <= status <= 599:
-            replica_id = self.placed.placement.replica_id
-            text = f"replica {replica_id} answered with status {status}"
-            self._end(EngineProtocolError(text, replica_id=replica_id))
+            self._end(self.placed.engine.http.error(EngineProtocolError, f"answered with status {status}"))
             return
         self.status, self.headers = status, headers
         streams = self._sink is not None and status < 300
@@ -116,10 +115,9 @@ class Attempt:
             if self._meter is None:
                 self._take(data)
             elif self.state is AttemptState.STREAMS:
-                if self._gaps is not None:
-                    if self._last_at is not None:
-                        self._gaps(now - self._last_at)
-                    self._last_at = now
+                if self._gaps is not None and self._last_at is not None:
+                    self._gaps(now - self._last_at)
+                self._last_at = now
                 self._meter.feed(data)
                 self._sink.write(data)  # type: ignore[union-attr]
             else:
@@ -143,8 +141,10 @@ class Attempt:
         """Raises: EngineProtocolError: the answer is none of this endpoint."""
         if self._meter is None:
             self.body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-            self._report_usage()
-            self.answer_id = self._endpoint.id_of(self.body)
+            if self.status < 300 and (usage := self._endpoint.usage(self.body)) is not None:
+                self._usage = Progress(usage.output_tokens or 0, usage.cached_tokens)
+            if self._endpoint.answer_id is not None:
+                self.answer_id = self._endpoint.answer_id(self.body)
         else:
             if self.state is AttemptState.HELD:
                 self._begin(self._meter)
@@ -172,11 +172,12 @@ class Attempt:
             self.placed.report(FIRST_TOKEN)
         held = b"".join(self._pieces)
         self._pieces.clear()
-        self.answer_id = self._endpoint.id_of(held)
+        if self._endpoint.answer_id is not None:
+            self.answer_id = self._endpoint.answer_id(held)
         self.state = AttemptState.STREAMS
         self._last_at = self.heard_at
         if self._span is not None:
-            self._span.first_token()
+            self._span.until_first().end()
         if self._sink is not None:
             self._sink.begin_stream(self)
             self._sink.write(held)
@@ -192,19 +193,11 @@ class Attempt:
             raise EngineProtocolError(text)
         raise AnswerTooLarge(f"{text} (`limits.max_answer_bytes`); ask for a stream, or for less")
 
-    def _report_usage(self) -> None:
-        """Raises: EngineProtocolError: an answer with a good status is no completion."""
-        if self.status < 300 and (usage := self._endpoint.usage(self.body)) is not None:
-            self.placed.report(Progress(usage.output_tokens or 0, usage.cached_tokens))
-
     def _is_events(self) -> bool:
         return self._header(b"content-type").startswith(EVENT_STREAM.decode())
 
     def _header(self, name: bytes) -> str:
-        for given, value in self.headers:
-            if given == name:
-                return value.decode("latin-1")
-        return ""
+        return next((value.decode("latin-1") for given, value in self.headers if given == name), "")
 
     # what the client and the gateway do
 
@@ -235,9 +228,8 @@ class Attempt:
         """The replica has left the rotation. If its machine is silent, give up: the connection will not break."""
         silent_since = loss.silent_since
         if silent_since is not None and (self.heard_at is None or self.heard_at < silent_since):
-            replica_id = self.placed.placement.replica_id
-            text = f"replica {replica_id} was taken out of the rotation: {loss.reason}"
-            error = EngineGone(text, replica_id=replica_id, is_silent=True)
+            text = f"was taken out of the rotation: {loss.reason}"
+            error = self.placed.engine.http.error(EngineGone, text, is_silent=True)
             self._loop.call_soon(self._end, error)  # not now: who tells us is in the middle of taking it out
 
     def _end(self, error: BaseException | None) -> None:
@@ -268,7 +260,9 @@ class Attempt:
 
     def _end_placement(self, error: BaseException | None) -> None:
         if self._meter is not None and self.state is AttemptState.STREAMED and not self._endpoint.by_load:
-            self.placed.report(Progress(*self._meter.tokens()))
+            self._usage = Progress(*self._meter.tokens())
+        if self._usage is not None:
+            self.placed.report(self._usage)
         if self.status < 300:
             self.placed.end(error)
         else:

@@ -14,7 +14,6 @@ from preble.gateway.http.bodies import BodyMemoryBudget, BodyShare, LimitedBody
 from preble.gateway.http.headers import PassedHeaders, answer_headers, shown_headers
 from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.http.refusals import STOPPING
-from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt
 from preble.gateway.requests.prompt_list import answer_prompt_list
 from preble.gateway.requests.relay import Relay
@@ -23,7 +22,7 @@ from preble.gateway.requests.states import AttemptState, RequestState
 from preble.prompts.endpoints import JSON_TYPE, Endpoint, ErrorForm, HeaderList
 from preble.rules.callers import ANYBODY, Caller
 from preble.serving import Admission, Intake, ParsedRequest
-from preble.web.server.answering import Answering, RequestHead
+from preble.web.server.answering import Answering, RequestHead, run_until_wait
 from preble.web.server.connection import ClientConnection
 
 
@@ -128,17 +127,14 @@ class JsonRequest(Answering):
                 self._finish(error)
             else:
                 self._late_at = inf
-                self._prepare(body)
+                self.state = RequestState.PREPARING
+                self._task = run_until_wait(self._run(body), self._connection.loop)
+                if self._task is not None:
+                    tasks = self._connection.shared.tasks
+                    tasks.add(self._task)
+                    self._task.add_done_callback(tasks.discard)
 
     # PREPARING
-
-    def _prepare(self, body: bytes) -> None:
-        self.state = RequestState.PREPARING
-        loop, tasks = self._connection.loop, self._connection.shared.tasks
-        self._task = run_until_wait(self._run(body), loop)
-        if self._task is not None:
-            tasks.add(self._task)
-            self._task.add_done_callback(tasks.discard)
 
     async def _run(self, body: bytes) -> None:
         """Run as a task's root: every failure becomes an answer."""
@@ -153,7 +149,7 @@ class JsonRequest(Answering):
         serving, settings, endpoint = self._serving, self._settings, self.endpoint
         self.request_id = self._id = serving.ids.take(self.head.headers)
         self._parsed = parsed = await serving.parse(endpoint, self.head.headers, body, self._id, self.caller)
-        self.model = serving.replicas.label(parsed.model)
+        self.model = serving.replicas.label(parsed.fields.model)
         admission = serving.admitted(parsed)
         self._parsed = parsed = await admission.enter()
         self._admission = admission

@@ -47,15 +47,15 @@ class _Prompts:
     """The prompts of one request, `at_once` of them at work."""
 
     def __init__(self, parsed: ParsedRequest, relays: Relays, at_once: int) -> None:
-        self._prompts = parsed.prompts
+        self._prompts = parsed.fields.prompts
         self._relays = relays
         self._turns = asyncio.Semaphore(at_once)
         self._fields = msgspec.json.decode(parsed.body, type=dict[str, Raw])
         self.num_choices = parsed.fields.num_choices
         """Of each prompt."""
         shared = sum(len(name) + len(value) for name, value in self._fields.items() if name != "prompt")
-        longest = max(_encoded_size(prompt) for prompt in parsed.prompts)
-        self.num_bytes = min(at_once, len(parsed.prompts)) * (shared + longest)
+        longest = max(_encoded_size(prompt) for prompt in parsed.fields.prompts)
+        self.num_bytes = min(at_once, len(parsed.fields.prompts)) * (shared + longest)
         """The most that the bodies at work take together."""
 
     async def carry(self, index: int, sink: Sink | None) -> Attempt:
@@ -69,9 +69,8 @@ class _Prompts:
     def _body(self, index: int) -> bytes:
         """Return the client's own body with that prompt alone."""
         prompt = self._prompts[index]
-        return msgspec.json.encode(
-            self._fields | {"prompt": prompt if isinstance(prompt, (str, Raw)) else list(unpack_tokens(prompt))}
-        )
+        sent = prompt if isinstance(prompt, (str, Raw)) else list(unpack_tokens(prompt))
+        return msgspec.json.encode(self._fields | {"prompt": sent})
 
 
 async def _carried(relay: Relay, sink: Sink | None) -> Attempt:

@@ -16,7 +16,6 @@ from preble.errors import (
     Quarantined,
     RequestError,
 )
-from preble.gateway.requests.at_once import run_until_wait
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.states import AttemptState
 from preble.prompts.endpoints.bodies import with_field
@@ -27,6 +26,7 @@ from preble.serving import (
     ParsedRequest,
     Placed,
 )
+from preble.web.server.answering import run_until_wait
 
 
 class Placing:

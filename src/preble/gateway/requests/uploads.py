@@ -80,7 +80,7 @@ class Uploads:
             upload = Upload(client, self._limits.max_upload_bytes, self._timeouts.body_s, memory)
             fields = await upload.read_fields()
             parsed = self._serving.take(endpoint, client.headers, fields, request_id, client.caller)
-            client.model = self._serving.replicas.label(parsed.model)
+            client.model = self._serving.replicas.label(parsed.fields.model)
             total_s = self._timeouts.total_s
             async with self._serving.admitted(parsed) as parsed:
                 client.request_id = parsed.request_id

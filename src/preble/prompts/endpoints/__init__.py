@@ -13,7 +13,7 @@ from preble.prompts.endpoints.errors import error_form as error_form
 from preble.prompts.endpoints.errors import in_style as in_style
 from preble.prompts.endpoints.errors import read_retry_after as read_retry_after
 from preble.prompts.endpoints.events import StreamMeter as StreamMeter
-from preble.prompts.endpoints.sessions import FLEX as FLEX
+from preble.prompts.endpoints.shared_fields import FLEX as FLEX
 from preble.prompts.endpoints.table import CHAT as CHAT
 from preble.prompts.endpoints.table import COMPLETIONS as COMPLETIONS
 from preble.prompts.endpoints.table import ENDPOINTS as ENDPOINTS

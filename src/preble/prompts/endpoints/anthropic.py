@@ -17,8 +17,8 @@ from preble.prompts.endpoints.bodies import (
     decoded,
     positive,
 )
-from preble.prompts.endpoints.checked import CheckedFields, check_fields
 from preble.prompts.endpoints.events import EventForm, usage_object
+from preble.prompts.endpoints.shared_fields import CheckedFields, check_fields
 
 
 class MessagesBody(CheckedFields, kw_only=True):

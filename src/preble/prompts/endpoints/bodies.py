@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Annotated, Any, NamedTuple
 
@@ -18,8 +18,7 @@ from msgspec import Meta, Raw, Struct
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens
 from preble.errors import RequestError, prompt_too_long
 from preble.prompts.endpoints.answers import MOST_TOKENS
-from preble.prompts.endpoints.checked import check_fields
-from preble.prompts.endpoints.sessions import SessionFields, session_in, tier_in
+from preble.prompts.endpoints.shared_fields import SessionFields, check_fields, session_in, tier_in
 
 _ANY_ID = 2**32
 TokenId = Annotated[int, Meta(ge=0, lt=_ANY_ID)]
@@ -73,7 +72,7 @@ class Fields:
 
     `prompts`: texts or token ids, each to be placed on its own. `begun`: the only prompt, in place of `prompts`, if
     token ids of its beginning are known. `chat`: the body of a chat with the same prompt, for what makes token ids. Of
-    the three, at most one is given. Where none is, the request is placed by load, and `load_tokens` estimates its
+    the three, at most one is given. Where none is, the request is placed `by_load`, and `load_tokens` estimates its
     length. `is_translated`: `chat` was made here, of a body in another form.
     `special_tokens_on_vllm`: vLLM adds special tokens to its rendered text, whatever the template writes. `continues`:
     the id of an earlier response, which one replica has stored. `truncate_prompt_tokens`: only that many of a prompt's
@@ -97,16 +96,14 @@ class Fields:
     session: str | None = None
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    by_load: bool = field(init=False)
+    most_output_tokens: int | None = field(init=False)
+    """The limit on the output tokens of all answers to a prompt, None if the client gave none."""
 
-    @property
-    def by_load(self) -> bool:
-        """Whether no prompt is known: the request is placed by load alone."""
-        return not self.prompts and not self.chat and self.begun is None
-
-    @property
-    def most_output_tokens(self) -> int | None:
-        """The limit on the output tokens of all answers to a prompt, None if the client gave none."""
-        return None if self.max_output_tokens is None else self.max_output_tokens * self.num_choices
+    def __post_init__(self) -> None:
+        self.by_load = not self.prompts and not self.chat and self.begun is None
+        limit = self.max_output_tokens
+        self.most_output_tokens = None if limit is None else limit * self.num_choices
 
     def truncated(self, tokens: PackedTokens) -> PackedTokens:
         """Return the end of a prompt that is left after `truncate_prompt_tokens`."""
@@ -193,6 +190,7 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
     """Read a body for `/v1/completions`. Raises: RequestError."""
     given = decode_completion(body)
     check_fields(given, limits.vocabulary)
+    session, tier = session_in(given), tier_in(given)
     if given.truncate_prompt_tokens is not None:
         limits = limits._replace(tokens=inf)
     prompts = decode_prompts(given.prompt, limits)
@@ -203,8 +201,8 @@ def read_completion(body: bytes, limits: PromptLimits) -> Fields:
         max_output_tokens=positive(given.max_tokens),
         num_choices=limits.num_choices((given.n,), len(prompts)),
         cache_salt=given.cache_salt,
-        service_tier=tier_in(given),
-        session=session_in(given),
+        service_tier=tier,
+        session=session,
         add_special_tokens=given.add_special_tokens,
         truncate_prompt_tokens=given.truncate_prompt_tokens,
     )

@@ -19,8 +19,8 @@ from preble.prompts.endpoints.bodies import (
     read_chat,
     read_completion,
 )
-from preble.prompts.endpoints.checked import Reserved, refuse_reserved
 from preble.prompts.endpoints.events import EventForm
+from preble.prompts.endpoints.shared_fields import Reserved, refuse_reserved
 
 
 class LoadBody(Reserved, kw_only=True):

@@ -17,8 +17,8 @@ from preble.prompts.endpoints.bodies import (
     decoded,
     positive,
 )
-from preble.prompts.endpoints.checked import CheckedFields, check_fields, has_value
 from preble.prompts.endpoints.events import EventForm
+from preble.prompts.endpoints.shared_fields import CheckedFields, check_fields, has_value
 
 Count = Annotated[int, Meta(ge=1)]
 

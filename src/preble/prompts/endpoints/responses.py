@@ -14,9 +14,8 @@ from preble.errors import RequestError
 from preble.prompts.chats.from_responses import chat_of_response
 from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
 from preble.prompts.endpoints.bodies import Fields, PromptLimits, decoded, positive
-from preble.prompts.endpoints.checked import check_fields
 from preble.prompts.endpoints.events import EventForm, usage_object
-from preble.prompts.endpoints.sessions import SessionFields, session_in, tier_in
+from preble.prompts.endpoints.shared_fields import SessionFields, check_fields, session_in, tier_in
 
 
 class ResponsesBody(SessionFields, kw_only=True):
@@ -93,7 +92,16 @@ def _usage_in_events(tail: bytes) -> Usage | None:
     return usage.usage() if usage is not None else None
 
 
-RESPONSE_ID = re.compile(rb'"id": ?"(resp_[\w.:-]{1,200})"')
+_ID = re.compile(rb'"id": ?"(resp_[\w.:-]{1,200})"')
+_ID_WITHIN_BYTES = 4096
+
+
+def id_of_response(answer: bytes) -> str | None:
+    """Return the id of a response, given the beginning of its answer; None if there is none."""
+    found = _ID.search(answer, 0, _ID_WITHIN_BYTES)
+    return found[1].decode() if found else None
+
+
 _BEFORE = rb"(?:created|queued|in_progress)"
 RESPONSE_EVENTS = EventForm(
     error=re.compile(rb"event: ?(?:error|response\.failed)\r?\n"),

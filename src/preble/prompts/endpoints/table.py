@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from types import MappingProxyType
 
 from preble.prompts.endpoints.answers import Usage, usage_of_completion
@@ -21,13 +22,12 @@ from preble.prompts.endpoints.by_load import ANY_EVENTS, no_usage, read_by_load,
 from preble.prompts.endpoints.errors import ErrorStyle
 from preble.prompts.endpoints.events import OPENAI_EVENTS, EventForm, StreamMeter
 from preble.prompts.endpoints.generate import GENERATE_EVENTS, read_generate, read_tokens, usage_of_generated
-from preble.prompts.endpoints.responses import RESPONSE_EVENTS, RESPONSE_ID, read_response, usage_of_response
+from preble.prompts.endpoints.responses import RESPONSE_EVENTS, id_of_response, read_response, usage_of_response
 
-_ID_WITHIN_BYTES = 4096
 _OF_UPLOADS = (b"multipart/", b"audio/", b"image/", b"video/", b"application/octet-stream")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Endpoint:
     """One endpoint of the engines whose requests are placed.
 
@@ -36,8 +36,8 @@ class Endpoint:
     field of a body that keeps a tenant's KV blocks apart, "" if the endpoint caches none. `by_load`: whether its
     requests are placed by load; its answers may then be of any kind, and streamed or not, whatever the request says.
     `of_tokens`: whether a tokenizer alone can answer. `text_start`: matches the usual beginning of a body, up to the
-    inside of the text that is its only prompt; None if there is none. `answer_id`: finds the id of an answer that
-    replicas store, None if they store none. `takes_priority`: whether both engines' bodies may have a `priority`.
+    inside of the text that is its only prompt; None if there is none. `answer_id`: finds the id of an answer in its
+    beginning; None where replicas store none. `takes_priority`: whether both engines' bodies may have a `priority`.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Endpoint:
     of_tokens: bool = False
     text_start: re.Pattern[bytes] | None = None
     label: str = ""
-    answer_id: re.Pattern[bytes] | None = None
+    answer_id: Callable[[bytes], str | None] | None = None
     takes_priority: bool = False
 
     @classmethod
@@ -61,15 +61,10 @@ class Endpoint:
         read = (read_by_load, no_usage, ANY_EVENTS)
         return cls(path, *read, errors, salt_field="", by_load=True, of_tokens=of_tokens, label=label)
 
-    @property
+    @cached_property
     def counted_as(self) -> str:
         """The path's label in metrics: one of few."""
         return self.label or self.path
-
-    def id_of(self, answer: bytes) -> str | None:
-        """Return the id of an answer, given its beginning; None if replicas do not store it."""
-        found = self.answer_id.search(answer, 0, _ID_WITHIN_BYTES) if self.answer_id is not None else None
-        return found[1].decode() if found else None
 
     def is_unsupported(self, status: int) -> bool:
         """Return whether an error says that the engine has no such endpoint, so nothing about the replica's health.
@@ -104,7 +99,7 @@ RESPONSES = Endpoint(
     usage_of_response,
     RESPONSE_EVENTS,
     ErrorStyle.RESPONSES,
-    answer_id=RESPONSE_ID,
+    answer_id=id_of_response,
     takes_priority=True,
 )
 MESSAGES = Endpoint("/v1/messages", read_messages, usage_of_message, MESSAGE_EVENTS, ErrorStyle.ANTHROPIC)

@@ -17,7 +17,7 @@ from preble.core.policies.baselines import LeastLoad
 from preble.core.policies.policy import Choice
 from preble.core.policies.view import ClusterView
 from preble.core.types import Reason, ReplicaId, Request
-from preble.core.types.life import Ended, Lost
+from preble.core.types.life import Ended, Fact, Lost
 from preble.decisions.recent import RecentDecisions
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.engines import Engine, ModelNames
@@ -61,7 +61,7 @@ class PlacingByLoad:
         self._share = share
         self._loop = asyncio.get_running_loop()
         self._key_limits = KeyLimits()
-        self._placements.listen(self._key_limits, Ended)
+        self._placements.listen(self, Ended)
         self.limit = InFlightLimit(shared_limits(config, share), self._key_limits)
 
     def place(self, request: Request, terms: Terms) -> LocalPlaced:
@@ -70,6 +70,11 @@ class PlacingByLoad:
         placed = self._dispatcher.place(request, terms)
         self._key_limits.charge(terms.caller, request.num_prompt_tokens, placed.placed_at)
         return placed
+
+    def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
+        """Charge the key of a placement that has ended for the answer."""
+        if isinstance(fact, Ended):
+            self._key_limits.charge(placed.terms.caller, fact.output_tokens or 0, now)
 
     def share_of(self, terms: Terms) -> Terms:
         """Return the terms with this process's share of the key's limits."""

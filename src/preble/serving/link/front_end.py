@@ -39,7 +39,7 @@ class FrontEnd(Intake):
         telemetry = Telemetry(log_losses, config.metrics, log=config.log, process=name)
         self._here = here = PlacingByLoad(config, share, telemetry, self._suspect)
         tokens = make_token_source(config, here.replicas.engines_for, here.replicas.suspect)
-        super().__init__(config, here.replicas, telemetry, tokens)
+        super().__init__(config, here.replicas, telemetry, tokens, self._admission, self._place_by_ticket)
         self._share = share
         self._tickets: dict[str, Ticket] = {}
         self._link = SchedulerLink(
@@ -92,13 +92,13 @@ class FrontEnd(Intake):
 
     # from a request to a placement
 
-    def admitted(self, parsed: ParsedRequest) -> RemoteAdmission:
+    def _admission(self, parsed: ParsedRequest) -> RemoteAdmission:
         return RemoteAdmission(self._here, self._link, self._tickets, parsed)
 
-    def place(self, request: Request, parsed: ParsedRequest) -> Coroutine[Any, Any, Placed]:
-        return self._place(request, self._tickets[parsed.request_id])
+    def _place_by_ticket(self, request: Request, terms: Terms) -> Coroutine[Any, Any, Placed]:
+        return self._place_with(request, self._tickets[terms.request_id])
 
-    async def _place(self, request: Request, ticket: Ticket) -> Placed:
+    async def _place_with(self, request: Request, ticket: Ticket) -> Placed:
         caller, on_end = ticket.terms.caller, None
         if caller.limits is not None:
             on_end = partial(self._here.used, caller, 0)
@@ -115,7 +115,7 @@ class FrontEnd(Intake):
         try:
             return await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
         except (SchedulerAway, UnknownRequest):  # the scheduler process has restarted meanwhile
-            return await self._place(avoiding, ticket)
+            return await self._place_with(avoiding, ticket)
 
 
 class RemoteAdmission(Admission):

@@ -134,21 +134,9 @@ class Telemetry:
 
     # requests
 
-    def responded(self, path: str, status: int | None, model: str = "") -> None:
-        """A client's request has ended. `path`: one of few. `model`: one that is served, "" where none is known."""
-        self.numbers.add("preble_responses_total", path, str(status), model)
-
-    def tokenized(self, model: str, took_s: float) -> None:
-        """A prompt's token ids were made."""
-        self.numbers.observe("preble_tokenizing_seconds", model, value=took_s)
-
     def gaps(self, model: str) -> Callable[[float], None]:
         """Return what counts a gap between two tokens, in seconds."""
         return partial(note, self.numbers.cell("preble_itl_seconds", model), GAP_S)
-
-    def had_turn(self, model: str, waited_s: float) -> None:
-        """A prompt's turn to be placed has come."""
-        self.numbers.observe("preble_queueing_seconds", model, value=waited_s)
 
     def target_refused(self, terms: Terms, model: str) -> None:
         """A request was refused, since its target could not be kept."""
@@ -224,6 +212,7 @@ class Telemetry:
 
     def _ended(self, placed: LocalPlaced, end: Ended, of_replica: _OfReplica, e2e_s: float) -> None:
         placement, outcome = placed.placement, end.outcome
+        is_left_out = outcome in _USUAL and not self._lines.lets_through(time.monotonic())
         of_replica.running[0] -= 1
         of_replica.output[0] += end.output_tokens or 0
         if end.cached_tokens is not None:
@@ -238,7 +227,7 @@ class Telemetry:
             self.log.warning("engine_error", replica=placement.replica_id, kind=str(outcome), error=end.text)
         if placed.terms.caller.name:
             self._used(placed, end)
-        if outcome in _USUAL and not self._lines.lets_through(time.monotonic()):
+        if is_left_out:
             return
         left_out, self._lines.num_left_out = self._lines.num_left_out, 0
         self.log.info(

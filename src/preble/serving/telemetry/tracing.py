@@ -138,16 +138,15 @@ class Trace:
 
 
 class ReplicaSpan:
-    """The span of one replica's work. `headers`: for the replica, so that its own spans are below this one."""
+    """The span of one replica's work. `headers`: for the replica, so that its own spans are below this one.
 
-    def __init__(self, span: Span, headers: Mapping[str, str], start_first: Callable[[], Span]) -> None:
+    `until_first`: begins the span that lasts until the first piece of a streamed answer; end it then.
+    """
+
+    def __init__(self, span: Span, headers: Mapping[str, str], until_first: Callable[[], Span]) -> None:
         self.headers = headers
+        self.until_first = until_first
         self._span = span
-        self._start_first = start_first
-
-    def first_token(self) -> None:
-        """The first piece of a streamed answer has come."""
-        self._start_first().end()
 
     def answered(self, status: int, output_tokens: int, error: BaseException | None) -> None:
         """The replica's answer is over. `status`: 0 if it did not begin."""

@@ -72,6 +72,7 @@ class Exchange:
         "_on_unfinished",
         "_pool",
         "_sent_at",
+        "has_head",
         "has_more",
         "on_connected",
         "receiver",
@@ -95,6 +96,8 @@ class Exchange:
         """None once the exchange is over."""
         self.request: tuple[bytes, bytes] = request
         self._sent_at = now
+        self.has_head = False
+        """Whether the head of the answer has come."""
         self.has_more = False
         """Whether more of the request's body is to come, by `write`."""
         self.on_connected: asyncio.Future[None] | None = None
@@ -207,7 +210,6 @@ class _Connection(asyncio.Protocol):
 
     def send(self, exchange: Exchange) -> None:
         self.exchange = exchange
-        self._reader.expect()
         # Not `writelines`: in Python 3.12 and 3.13.0 an empty part stays in its buffer, and the connection never ends.
         for part in exchange.request:
             self.transport.write(part)
@@ -217,14 +219,14 @@ class _Connection(asyncio.Protocol):
         if exchange is None or exchange.receiver is None:  # the server sends something without a request
             self.transport.abort()
             return
-        had_head = reader.has_head
         try:
             body = reader.feed(data)
         except BadAnswer as error:
             self._close()
             exchange.failed(EngineProtocolError, f"does not answer in HTTP ({error})")
             return
-        if reader.has_head and not had_head:
+        if reader.has_head and not exchange.has_head:
+            exchange.has_head = True
             exchange.request = (b"", b"")  # it will not be sent again
             exchange.receiver.answered(reader.status, reader.headers)
         if body and exchange.receiver is not None:
@@ -252,12 +254,12 @@ class _Connection(asyncio.Protocol):
         self._pool.forget(self)
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
-            if self._reader.eof():
-                exchange.ended()
-            elif self._reader.has_head:
-                exchange.failed(EngineGone, f"broke off in the middle of its answer ({_why(error)})")
-            else:
+            if not exchange.has_head:
                 exchange.broke(_why(error), self._pool.now())
+            elif self._reader.eof():
+                exchange.ended()
+            else:
+                exchange.failed(EngineGone, f"broke off in the middle of its answer ({_why(error)})")
         self._reader.close()
 
     def _close(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, final
 
 from preble.web.messages import CONTINUE, LAST_CHUNK, HeaderList, answer_head, chunk
 
@@ -20,7 +21,7 @@ _WITHOUT_BODY = (204, 304)
 @dataclass(slots=True)
 class RequestHead:
     """What a client asks for. `headers`: by name in lower case. `query`: the URL's part after `?`. `keeps_alive`:
-    whether the connection stays open."""
+    whether the connection stays open. `expects_continue`: the client sends the body once it is told to."""
 
     method: str
     path: str
@@ -28,10 +29,7 @@ class RequestHead:
     query: bytes = b""
     is_http10: bool = False
     keeps_alive: bool = True
-
-    @property
-    def expects_continue(self) -> bool:
-        return not self.is_http10 and self.headers.get(b"expect", b"").lower() == b"100-continue"
+    expects_continue: bool = False
 
     @property
     def declared_bytes(self) -> int:
@@ -211,3 +209,46 @@ class Answering:
 
 Accept = Callable[["ClientConnection", RequestHead], Answering]
 """Returns what answers a request whose head has come."""
+
+
+def run_until_wait(coroutine: Coroutine[Any, None, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+    """Run a coroutine that hardly ever waits until it does or ends. Return the task of its rest, None if it has ended.
+
+    Before it waits there is no current task. So it must wait for a turn of the event loop (`asyncio.sleep(0)`) before
+    it uses what needs one, such as `asyncio.timeout` or a `TaskGroup`. Raises: what the coroutine raises at once.
+    """
+    try:
+        waits_for = coroutine.send(None)
+    except StopIteration:
+        return None
+    return loop.create_task(_Rest(coroutine, waits_for))
+
+
+@final
+class _Rest(Coroutine[Any, None, None]):
+    """A coroutine that already waits for something."""
+
+    def __init__(self, coroutine: Coroutine[Any, None, None], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+        self._has_begun = False
+
+    def send(self, value: None) -> Any:
+        if self._has_begun:
+            return self._coroutine.send(value)
+        self._has_begun = True
+        waits_for, self._waits_for = self._waits_for, None
+        return waits_for
+
+    def throw(self, *error: Any) -> Any:
+        if not self._has_begun:  # the task is cancelled before its first step, and knows nothing to cancel
+            self._has_begun = True
+            if isinstance(self._waits_for, asyncio.Future):
+                self._waits_for.cancel()
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        raise NotImplementedError("only a task runs this")

@@ -157,7 +157,8 @@ class ClientConnection(asyncio.Protocol):
                 text = f"the request line and headers have more than {MAX_HEAD_BYTES} bytes; send fewer"
                 self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", text)
                 return
-        if self._in_head or (not self._is_answering() and self._idle_until == inf):
+        newest = self._newest
+        if self._in_head or ((newest is None or newest.response_complete) and self._idle_until == inf):
             self._arm()
 
     def shutdown(self) -> None:
@@ -199,7 +200,9 @@ class ClientConnection(asyncio.Protocol):
         self._head_by = inf
         self._is_http10 = self._parser.get_http_version() == "1.0"
         self._wants_upgrade = self._parser.should_upgrade()
-        headers = by_name(self._headers)
+        headers = dict(self._headers)
+        if len(headers) < len(self._headers):  # some come more than once
+            headers = by_name(self._headers)
         if self._wants_upgrade or self.transport.is_closing() or self._refuse_bad_head(headers):
             return  # a closing connection has answered a request that came with this one, and answers no more
         url = httptools.parse_url(self._url)
@@ -211,6 +214,7 @@ class ClientConnection(asyncio.Protocol):
             url.query or b"",
             self._is_http10,
             not self._is_http10 and self._parser.should_keep_alive() and not self._is_last,
+            not self._is_http10 and headers.get(b"expect", b"").lower() == b"100-continue",
         )
         self._take(self.shared.accept(self, head))
 
