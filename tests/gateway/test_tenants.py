@@ -202,8 +202,9 @@ async def test_fields_of_routers_never_come_from_clients(serve: Serve, fields: d
 async def test_what_the_gateway_does_not_act_on_is_passed_on(serve: Serve) -> None:
     sessions = ("x-claude-code-session-id", "x-session-affinity", "session-id")
     targets = ("x-llm-d-slo-ttft-ms", "x-llm-d-slo-tpot-ms", "x-sgl-ttft-slo-ms", "x-sgl-tps-slo")
-    headers = dict.fromkeys((*sessions, *targets), "7")
+    headers = dict.fromkeys((*sessions, *targets, "baggage", "traceparent"), "7")
     fields = {"session_id": "s", "prompt_cache_key": "k", "prompt_cache_retention": "24h", "nvext": {"agent_hints": {}}}
+    fields["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
     async with replicas(1) as [one], serve([one]) as gateway:
         body = {"model": "tiny", "prompt": "hello", **fields}
         async with gateway.http.post("/v1/completions", json=body, headers=headers) as answer:

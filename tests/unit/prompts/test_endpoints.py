@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import fields
 
 from preble.core.types import unpack_tokens
 from preble.errors import EngineProtocolError, RequestError
@@ -24,6 +25,7 @@ from preble.prompts.endpoints import (
 )
 from preble.prompts.endpoints.bodies import PromptLimits, decode_text
 from preble.prompts.endpoints.errors import ErrorStyle
+from preble.prompts.endpoints.shared_fields import Reserved
 
 LIMITS = PromptLimits(8, 1000)
 RESPONSES, MESSAGES, GENERATE = (ENDPOINTS[path] for path in ("/v1/responses", "/v1/messages", "/generate"))
@@ -222,11 +224,14 @@ def test_what_only_a_router_may_set_is_refused_everywhere(path: str) -> None:
     assert endpoint is not None
     body = GOOD.get(path, {"input": "Hi"})
     assert read(endpoint, **body).model == "m"
-    for name in ("kv_transfer_params", "ec_transfer_params", "bootstrap_host", "extra_key", "http_worker_ipc"):
-        with pytest.raises(RequestError, match=f"`{name}` is set by routers only"):
-            read(endpoint, **body, **{name: "x"})
-    with pytest.raises(RequestError, match=r"vllm_xargs\.kv_transfer_params"):
-        read(endpoint, **body, vllm_xargs={"kv_transfer_params": "x"})
+    names = {field.name for field in fields(Reserved) if field.type is Raw}
+    assert names >= {"priority", "kv_hints", "kv_transfer_params"}
+    for name in names:
+        for value in ("x", -5, {"actions": []}):
+            with pytest.raises(RequestError, match=f"`{name}` is set by routers only"):
+                read(endpoint, **body, **{name: value})
+            with pytest.raises(RequestError, match=rf"vllm_xargs\.{name}"):
+                read(endpoint, **body, vllm_xargs={name: value})
     for wrong in (b"", b"{", b"[]", b'{"model": 3}', b"\xff"):
         with pytest.raises(RequestError):
             endpoint.read(wrong, LIMITS)
