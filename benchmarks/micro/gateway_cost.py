@@ -491,8 +491,8 @@ def head(args: argparse.Namespace) -> dict[str, object]:
     return {
         "machine": f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}",
         "core": "compiled" if global_scheduler.__file__.endswith(".so") else "plain",
-        "router": args.versions[ROUTER],
-        "smg": args.versions[SMG],
+        "router": args.versions.get(ROUTER),
+        "smg": args.versions.get(SMG),
         "load": os.getloadavg()[0],
         "seed": args.seed,
     }

@@ -23,16 +23,18 @@ POLL_S = 0.1
 
 @asynccontextmanager
 async def started_gateway(
-    replica_urls: Sequence[str], args: Sequence[str], log_path: Path
+    replica_urls: Sequence[str], args: Sequence[str], log_path: Path, *, source: Path | None = None
 ) -> AsyncIterator[ReplicaProcess]:
     """Run `preble serve` with these arguments, every replica joined, while the context lasts.
 
+    `source`: a folder with the package of another version; None for this one.
     Raises: EngineError: it does not start, or replicas do not join.
     """
     argv = [sys.executable, "-m", "preble", "serve", "--port", "0", *args]
     for url in replica_urls:
         argv += ["--replica", url]
-    gateway = ReplicaProcess("gateway", Command(tuple(argv), dict(os.environ), None), log_path)
+    env = dict(os.environ) if source is None else os.environ | {"PYTHONPATH": str(source)}
+    gateway = ReplicaProcess("gateway", Command(tuple(argv), env, None), log_path)
     try:
         await gateway.start()
         await gateway.wait_ready(JOIN_TIMEOUT_S)
