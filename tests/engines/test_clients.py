@@ -15,13 +15,13 @@ import zmq.asyncio
 from aiohttp import web
 
 from preble.core.types import CacheCleared, ReplicaId
-from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect
+from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect, vllm
 from preble.engines.adapter import EngineLoad, PriorityOrder
 from preble.engines.commands import free_ports
 from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
 from preble.engines.vllm import VllmEngine, read_cache_config
-from preble.errors import ConfigError, EngineProtocolError, EngineRefused, RequestError
+from preble.errors import ConfigError, EngineProtocolError, EngineRefused, EngineTimeout, RequestError
 from support.kv_changes import changes_of
 from support.kv_publisher import ScriptedPublisher, stored
 from support.waiting import eventually
@@ -97,6 +97,23 @@ async def test_vllm_configures_itself_from_the_replica() -> None:
     spec = info.spec
     assert (spec.replica_id, spec.kv_capacity_tokens, spec.block_size) == ("r7", 64 * 32, 32)
     assert (spec.max_prompt_tokens, spec.reports_events) == (4096, True)
+
+
+async def test_a_vllm_that_is_slow_to_say_where_its_tier_is_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "_INFO_S", 0.0)
+    tier = {"type": "p2p", "host": "10.0.0.1", "port": 5710}
+    transfer = {"kv_connector_extra_config": {"secondary_tiers": [tier]}}
+    tiers = METRICS + "# HELP vllm:kv_offload_tiering_read_bytes_total Bytes\n"
+    info = {"vllm_config": {"kv_transfer_config": transfer}}
+    async with client_of({**VLLM, "/metrics": tiers, "/server_info": info}, "vllm") as client:
+        for _ in range(vllm._MOST_LATE - 1):
+            with pytest.raises(EngineTimeout, match="did not say"):
+                await client.probe()
+        await client.probe()
+        assert client.kv_peer is None, "it joins without"
+        monkeypatch.setattr(vllm, "_INFO_S", 60.0)
+        await client.probe()
+        assert client.kv_peer == "10.0.0.1:5710"
 
 
 async def test_the_emulator_says_that_it_is_one_and_has_no_placeholder_block() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -21,46 +19,17 @@ from preble.engines.launch import Fleet
 from preble.gateway.server import Gateway
 from support.gateways import gateway_before, idle
 from support.linked import linked_profile
-from support.own_vllm import SUPPORT, own_vllm
+from support.p2p_vllm import num_requests, p2p_vllm, prompt_tokens, shared_memory
 from support.replicas import MODEL_NAME, TEST_TIMEOUT_S
-from support.servers import require_server
 from support.tiers import PROMPT, WHOLE, in_step
 from support.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
-HOST_BYTES = 64 * 1024 * 1024
-SHARED_MEMORY = Path("/dev/shm")
-P2P = b'prompt_tokens_cached_by_source_total{engine="0",model_name="tiny",source="p2p"}'
-
-
 @pytest.fixture(autouse=True)
 def no_memory_is_left_behind() -> AsyncIterator[None]:
-    before = set(SHARED_MEMORY.glob("vllm_offload_*"))
-    yield  # type: ignore[misc]
-    for left in set(SHARED_MEMORY.glob("vllm_offload_*")) - before:
-        left.unlink()
-
-
-def one_of_a_pair(folder: Path, port: int) -> Fleet:
-    """A vLLM whose KV others may copy from this port."""
-    folder.mkdir()
-    [packages] = (require_server("nixl", "python").parents[1] / "lib").glob("python*/site-packages")
-    extra = {
-        "spec_name": "SharedFolderSpec",
-        "spec_module_path": "host_memory",
-        "cpu_bytes_to_use": HOST_BYTES,
-        "self_describing_kv_events": True,
-        "secondary_tiers": [{"type": "p2p", "host": "127.0.0.1", "port": port, "backends": ["UCX"]}],
-    }
-    transfer = {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": extra,
-    }
-    arguments = ("--kv-transfer-config", json.dumps(transfer))
-    return Fleet(own_vllm(folder, *arguments, path=[SUPPORT / "vllm_host_memory", packages]))
+    with shared_memory():
+        yield  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
@@ -93,18 +62,12 @@ class Pair:
             self.gateway.serving.members.wanted.undrain(source)
             self.gateway.serving.members.reconcile()
 
-    async def copied(self, url: str) -> float:
-        """Prompt tokens that a vLLM says it has copied."""
-        async with aiohttp.ClientSession(url) as http, http.get("/metrics") as answer:
-            found = re.search(re.escape(P2P) + rb" (\S+)", await answer.read())
-        return float(found[1]) if found else 0.0
-
 
 @asynccontextmanager
 async def pair(folder: Path, parity: ParityConfig) -> AsyncIterator[Pair]:
     ports = free_ports(2)
     async with AsyncExitStack() as stack:
-        fleets = [one_of_a_pair(folder / name, port) for name, port in zip("ab", ports, strict=True)]
+        fleets = [p2p_vllm(folder / name, port) for name, port in zip("ab", ports, strict=True)]
         for fleet in fleets:
             await stack.enter_async_context(fleet)
         replicas = [ReplicaConfig(f.urls[0], kv_peer=f"127.0.0.1:{p}") for f, p in zip(fleets, ports, strict=True)]
@@ -124,9 +87,9 @@ async def test_a_prefix_is_copied_and_then_its_source_is_dead(tmp_path: Path) ->
         assert found == 0
         [target] = set(two.urls) - {source}
         await in_step(two.gateway)
-        before = await two.copied(target)
+        before = (await prompt_tokens(target)).copied
         assert await two.ask_elsewhere(source, PROMPT) == (target, WHOLE, text)
-        assert await two.copied(target) - before == WHOLE
+        assert (await prompt_tokens(target)).copied - before == WHOLE
         newest = next(one for one in two.gateway.serving.recent.latest(1))
         assert newest.transfer is not None and newest.transferred_s is not None and not newest.transfer_failed
 
@@ -136,11 +99,11 @@ async def test_a_prefix_is_copied_and_then_its_source_is_dead(tmp_path: Path) ->
         await in_step(two.gateway)
         [process] = fleet.replicas
         await process.kill()
-        before = await two.copied(target)
+        before = (await prompt_tokens(target)).copied
         replica, found, answered = await two.ask(two.gateway.url, second)
         assert (replica, answered) == (target, wanted)
         assert found in (320, WHOLE), "what was to be copied it computes, with the prefix or with the whole prompt"
-        assert await two.copied(target) == before
+        assert (await prompt_tokens(target)).copied == before
 
 
 async def test_a_source_that_dies_during_a_copy_costs_its_request_nothing(tmp_path: Path) -> None:
@@ -154,19 +117,15 @@ async def test_a_source_that_dies_during_a_copy_costs_its_request_nothing(tmp_pa
         asking = asyncio.create_task(two.ask_elsewhere(source, PROMPT))
         copies = two.gateway.serving._placements.copies
         await eventually(lambda: copies.sending().total() == 1, "the copy is under way")
-        async with aiohttp.ClientSession(target) as http:
-            await eventually(lambda: _runs_one(http), "its target has it")
+        await eventually(lambda: _runs_one(target), "its target has it")
         await process.kill()
         replica, found, answered = await asking
         assert (replica, answered) == (target, text)
         assert found in (0, WHOLE), "the target computes it with the copy's request, or with the client's"
         newest = next(one for one in two.gateway.serving.recent.latest(1))
         assert newest.transfer is not None and newest.transfer.source == source
-        assert await two.copied(target) in (0, WHOLE), "its engine, a process of its own, may have sent it before"
+        assert (await prompt_tokens(target)).copied in (0, WHOLE), "its engine, a process of its own, may have sent it before"
 
 
-async def _runs_one(http: aiohttp.ClientSession) -> bool:
-    """Whether the engine has a request, running or waiting."""
-    async with http.get("/metrics") as answer:
-        counts = re.findall(rb"vllm:num_requests_(?:running|waiting)\{.*\} (\S+)", await answer.read())
-    return sum(map(float, counts)) == 1
+async def _runs_one(url: str) -> bool:
+    return await num_requests(url) == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -20,7 +21,7 @@ from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
-from preble.errors import EngineError
+from preble.errors import EngineError, EngineProtocolError, EngineTimeout
 
 EMULATED_HEADER = b"x-preble-emulated"
 CACHE_CONFIG_METRIC = "vllm:cache_config_info"
@@ -29,7 +30,9 @@ TIERS_METRIC = b"vllm:kv_offload_tiering"
 """Begins the names of the metrics of a vLLM with secondary tiers."""
 _P2P_HOST, _P2P_PORT = "localhost", 5710
 _INFO_S = 5.0
-"""For an answer that vLLM's first time takes seconds: it runs programs to look at its machine."""
+"""For an answer that vLLM's first time takes seconds: it runs programs to look at its machine, and keeps the answer."""
+_MOST_LATE = 3
+"""We take vLLM as it is without that answer after so many that came late, one after the other."""
 FIRST_TO_IGNORE_PRIORITY = (0, 32)
 """The first version that was tried; earlier ones may do so, too."""
 
@@ -94,6 +97,9 @@ def _is_emulated(answer: HttpAnswer) -> bool:
 class VllmEngine(ReportingEngine):
     """The client of one vLLM (or emulated) replica."""
 
+    _late_answers = 0
+    """Of /server_info, one after the other."""
+
     @classmethod
     async def recognizes(cls, http: HttpClient) -> bool:
         """Return whether it is vLLM or the emulator: only these have metrics of vLLM's names."""
@@ -146,13 +152,22 @@ class VllmEngine(ReportingEngine):
         return b""
 
     async def _ask_kv_peer(self) -> str | None:
-        """Return where its p2p tier listens; None where it has none, or does not say so in time."""
+        """Return where its p2p tier listens; None where it has none, or does not say.
+
+        Raises: EngineError: not yet, so a later probe may find it.
+        """
         try:
             async with asyncio.timeout(_INFO_S):
                 answer = await self.http.ask("/server_info?config_format=json")
-            config = answer.decode(VllmServerInfo).vllm_config.kv_transfer_config if answer.status == 200 else None
-        except (EngineError, TimeoutError):
+        except (EngineError, TimeoutError) as error:
+            self._late_answers += 1
+            if self._late_answers < _MOST_LATE:
+                late = f"{self.url} did not say within {_INFO_S:g} s how it is configured (/server_info)"
+                raise EngineTimeout(late, replica_id=self.replica_id) from error
             config = None
+        else:
+            self._late_answers = 0
+            config = _transfer_config(answer)
         if config is None:
             hint = "if it has a p2p tier, give kv_peer for this replica"
             self._log.warning("kv_tiers_unknown", consequence="it copies no KV from other replicas", hint=hint)
@@ -175,6 +190,15 @@ class VllmEngine(ReportingEngine):
         if not live:
             self._say_no_events()
         return tuple(self._endpoints_at(s.endpoint or "", s.replay_endpoint, s.topic) for s in live)
+
+
+def _transfer_config(answer: HttpAnswer) -> TransferConfig | None:
+    """Return how it transfers KV by its /server_info; None where it says nothing of that."""
+    if answer.status != 200:
+        return None
+    with suppress(EngineProtocolError):
+        return answer.decode(VllmServerInfo).vllm_config.kv_transfer_config
+    return None
 
 
 def copy_source(peer: str) -> dict[str, Any]:
