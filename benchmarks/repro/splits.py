@@ -1,6 +1,6 @@
 """What splitting requests between replicas gains and costs, against `preble` without splits (docs/concepts/splits.md).
 
-    python benchmarks/repro/splits.py                    # three seeds: an hour on two cores
+    python benchmarks/repro/splits.py                    # six seeds: some 20 minutes on two quiet cores
     python benchmarks/repro/splits.py --case "tool use"  # only this case; those that are kept already are not run again
     python benchmarks/repro/splits.py --draw             # fill in the page from the results that are there
 
@@ -37,7 +37,7 @@ from preble.profiles import load_profile, with_kv_size
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "concepts" / "splits.md"
 RESULTS = ROOT / "benchmarks" / "results" / "splits.json"
-SEEDS = (10, 11, 12)
+SEEDS = (10, 11, 12, 13, 14, 15)
 LINK = 12.5
 """Rate of links in GB/s: 100 Gbit/s."""
 CHUNKS = (256, 512, 2048)
@@ -200,49 +200,52 @@ def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
             )
 
 
-def best_chunk(found: Mapping[tuple[str, str, int], Measured], name: str, seeds: list[int]) -> str:
-    """Return the way without splits that has the shortest E2E."""
+def best_chunk(found: Mapping[tuple[str, str, int], Measured], name: str) -> str:
+    """Return the way without splits that has the shortest E2E, on the seeds that all of these ways have."""
     chunks = [f"chunk {chunk}" for chunk in CHUNKS]
+    seeds = [seed for seed in SEEDS if all((name, way, seed) in found for way in chunks)]
     return min(chunks, key=lambda way: sum(found[name, way, seed].e2e_mean_s for seed in seeds))
+
+
+def pairs(found: Mapping[tuple[str, str, int], Measured], name: str, way: str) -> tuple[list[Measured], list[Measured]]:
+    """Return the runs of a way, and those of the best chunk with the same seeds."""
+    best = best_chunk(found, name)
+    seeds = [seed for seed in SEEDS if (name, way, seed) in found and (name, best, seed) in found]
+    return [found[name, way, seed] for seed in seeds], [found[name, best, seed] for seed in seeds]
 
 
 def table(found: Mapping[tuple[str, str, int], Measured]) -> str:
     """Markdown: for each case and way, its times, and the change of E2E against the best chunk."""
     rows = [
         "| workload, requests/s, cluster | way | TTFT p50 / p99 s | ITL p99 / p99.9 ms | E2E mean s | E2E "
-        "| computed | split |",
-        "|---|---|---|---|---|---|---|---|",
+        "| computed | split | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, case in CASES.items():
-        seeds = [seed for seed in SEEDS if all((name, way, seed) in found for way in ways(case))]
-        if not seeds:
-            continue
-        best = best_chunk(found, name, seeds)
-        others = [found[name, best, seed] for seed in seeds]
         label = f"{name}, {case.rps:g}, {case.replicas} x (2 x H100), 70B"
         for way in ways(case):
-            ones = [found[name, way, seed] for seed in seeds]
-            unsteady = sum(one.steady != "steady" for one in ones)
-            times = [
-                sum(values) / len(ones)
-                for values in zip(
-                    *(
-                        (one.ttft_p50_s, one.ttft_p99_s, 1e3 * one.itl_p99_s, 1e3 * one.itl_p999_s, one.e2e_mean_s)
-                        for one in ones
-                    ),
-                    strict=True,
-                )
-            ]
-            changed = change([one.e2e_mean_s for one in ones], [other.e2e_mean_s for other in others])
-            computed = sum(one.computed for one in ones) / sum(one.prompt for one in ones)
-            rows.append(
-                f"| {label} | {way}{f', {unsteady} not steady' if unsteady else ''} "
-                f"| {times[0]:.2f} / {times[1]:.2f} | {times[2]:.0f} / {times[3]:.0f} | {times[4]:.2f} "
-                f"| {'' if way == best else changed} | {computed:.0%} "
-                f"| {sum(one.split for one in ones) / len(ones):.0%} |"
-            )
-            label = ""
+            ones, others = pairs(found, name, way)
+            if ones:
+                rows.append(f"| {label} {_row(way, ones, others)}")
+                label = ""
     return "\n".join(rows)
+
+
+def _row(way: str, ones: list[Measured], others: list[Measured]) -> str:
+    unsteady = sum(one.steady != "steady" for one in ones)
+    of_each = [
+        (one.ttft_p50_s, one.ttft_p99_s, 1e3 * one.itl_p99_s, 1e3 * one.itl_p999_s, one.e2e_mean_s) for one in ones
+    ]
+    times = [sum(values) / len(ones) for values in zip(*of_each, strict=True)]
+    changed = change([one.e2e_mean_s for one in ones], [other.e2e_mean_s for other in others])
+    computed = sum(one.computed for one in ones) / sum(one.prompt for one in ones)
+    first, last = ones[0].seed, ones[-1].seed
+    return (
+        f"| {way}{f', {unsteady} not steady' if unsteady else ''} "
+        f"| {times[0]:.2f} / {times[1]:.2f} | {times[2]:.0f} / {times[3]:.0f} | {times[4]:.2f} "
+        f"| {'' if ones == others else changed} | {computed:.0%} | {sum(one.split for one in ones) / len(ones):.0%} "
+        f"| {first if first == last else f'{first} to {last}'} |"
+    )
 
 
 def play(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:

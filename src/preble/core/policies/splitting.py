@@ -17,7 +17,10 @@ a split gains nothing. But the fewer answers decode where prompts are computed, 
 prompts are computed where answers decode, the sooner these end. So replicas take roles, as the load asks for them.
 
 Roles that exist make themselves look good: where prompts are computed nobody wants to decode. So a split must also cost
-less than c would if prompts and answers were spread evenly, with the mean N, a and t, and the shortest queue.
+less than c would if prompts and answers were spread evenly, with the mean N, a and t, and the shortest queue. That
+compares two ways to serve all requests. Whom a prompt holds up pays for it, and so does its answer for other prompts:
+summed up over all requests both are the same seconds. So there all but the wait for the first token counts half. By the
+full sum, half of the requests were split over a link that was slower than computing, and gained nothing.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ class Splits:
         """
         share = self._view.standstill(self._view.replicas[chosen])
         least_s = chosen_s + self._to_come_s(self._step_s[chosen], share)
-        least_s = min(least_s - self._unnoticed_s(chosen, self._num_requests[chosen]), self._even_s(chosen))
+        least_s -= self._unnoticed_s(chosen, self._num_requests[chosen])
+        even_s = self._even_s(chosen)
         found: tuple[PrefixCopy, int, Candidate] | None = None
         for members in self._groups:
             sources = sorted((self._source_s(i), i) for i in members)[:2]
@@ -77,7 +81,7 @@ class Splits:
                 if split is None:
                     continue
                 candidate = self._candidate(i, split, own_s, source[0])
-                if candidate.cost_s < least_s:
+                if candidate.cost_s < least_s and candidate.cost_s + self._first_token_s(candidate) < even_s:
                     least_s, found = candidate.cost_s, (split, i, candidate)
         return found
 
@@ -106,15 +110,20 @@ class Splits:
         )
 
     def _even_s(self, chosen: int) -> float:
-        """Return what `chosen` would cost if prompts and answers were spread evenly."""
+        """Return what `chosen` would cost if prompts and answers were spread evenly, its first token twice."""
         number = len(self._candidates)
         mean = sum(self._num_requests) // number
         candidate = self._candidates[chosen]
-        added_s = candidate.prefill_s + (mean - self._num_requests[chosen]) * (candidate.own_prefill_s or 0.0)
+        own_s, waiting_s = candidate.own_prefill_s or 0.0, min(self._waiting_s, default=inf)
+        added_s = candidate.prefill_s + (mean - self._num_requests[chosen]) * own_s
         added_s += candidate.eviction_s - self._unnoticed_s(chosen, mean)
         decoding_s = sum(self._together_s) / number
         to_come_s = self._to_come_s(sum(self._step_s) / number, self._view.even_standstill)
-        return self._ttft_value * min(self._waiting_s, default=inf) + added_s + decoding_s + to_come_s
+        return self._ttft_value * (2.0 * waiting_s + own_s) + added_s + decoding_s + to_come_s
+
+    def _first_token_s(self, candidate: Candidate) -> float:
+        """Return what the wait for the first token costs, which is a part of the candidate's cost."""
+        return self._ttft_value * ((candidate.own_wait_s or 0.0) + (candidate.own_prefill_s or 0.0))
 
     def _unnoticed_s(self, i: int, answers: int) -> float:
         """Return the seconds for which these answers do not stand still, of all those that computing on i takes."""

@@ -113,6 +113,12 @@ def test_a_slow_link_is_not_used() -> None:
     assert ask(with_roles(profile=replace(PROFILE, link_bytes_per_s=1_000.0))).transfer is None
 
 
+@pytest.mark.parametrize(("bytes_per_s", "splits"), [(20_000.0, True), (5_000.0, False)])
+def test_over_a_link_slower_than_computing_roles_alone_do_not_pay(bytes_per_s: float, splits: bool) -> None:
+    """Sending takes twice as long as computing there: what prompts and answers do to each other counts once."""
+    assert (ask(with_roles(profile=replace(PROFILE, link_bytes_per_s=bytes_per_s))).transfer is not None) is splits
+
+
 def test_nothing_is_split_where_nobody_knows_how_long_it_takes_to_send() -> None:
     assert ask(with_roles(profile=replace(PROFILE, link_bytes_per_s=None))).transfer is None
 
