@@ -35,6 +35,7 @@ DEAR = MappingProxyType(
         "held_out": "some hours",
         "policy_steps": "half an hour",
         "real_check": "an hour of a machine that does nothing else, with engines",
+        "real_copies": "half an hour, with engines",
     }
 )
 """Results that a change of the policy may leave as they are, as long as their pages say so, and how long they take."""

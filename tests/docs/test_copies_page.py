@@ -37,6 +37,16 @@ def test_the_70b_copies_nothing_over_a_slow_link(benchmark: Any) -> None:
     assert over_slow and not any(one.copies for one in over_slow)
 
 
+def test_the_table_of_real_engines_is_that_of_the_kept_results_and_copies_are_in_place_of_computing() -> None:
+    real = script("benchmarks/repro/real_copies.py")
+    assert f"<!-- real-copies -->\n{real.table(real.known())}\n<!-- end -->" in PAGE
+    without, copies = real.known()
+    assert (without.way, copies.way) == real.WAYS
+    assert without.failed == copies.failed == 0
+    assert without.copied == 0 < copies.copied
+    assert copies.computed < without.computed
+
+
 def test_the_table_of_drains_is_that_of_the_kept_results(of_fleet: Any) -> None:
     assert f"<!-- drain-copies -->\n{of_fleet.table(of_fleet.known())}\n<!-- end -->" in PAGE
 

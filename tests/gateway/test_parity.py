@@ -23,6 +23,7 @@ from gateway.fakes import FakeReplica, die_before, rubbish, running, status
 from preble.cli import cli
 from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig, TokenizerConfig
 from preble.core.types import ReplicaId
+from preble.engines import Engine
 from preble.engines.launch import Fleet, LaunchOptions
 from preble.gateway.server import Gateway, serving
 from preble.prompts.tokens.tokenizer import PromptTokenizer
@@ -363,6 +364,16 @@ async def test_another_count_of_cached_tokens_is_found_and_costs_trust_where_too
             assert (report["outcome"], report["trusted"]) == ("mismatch", trusted)
             assert report["findings"]["cached_tokens"]["outcome"] == "mismatch"
             assert report["findings"]["chat"]["outcome"] == "verified"
+
+
+async def test_a_replica_with_tiers_may_serve_the_whole_prompt_from_them(
+    serve: Serve, byte_tokens: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "kv_peer", "127.0.0.1:5710")
+    async with caching() as [one]:
+        one.cached = lambda length, found: length if found else 0
+        async with serve([one], parity=ON, tokenizer=byte_tokens) as gateway:
+            assert (await report_of(gateway, one))["findings"]["cached_tokens"]["outcome"] == "verified"
 
 
 @pytest.mark.parametrize("block", [1, 8, 32, 64, 128])

@@ -64,8 +64,7 @@ def shared_memory() -> Iterator[None]:
 
 async def prompt_tokens(url: str) -> PromptTokens:
     """Prompt tokens that a vLLM says it has computed, and those it has copied from others."""
-    [computed], [copied] = await _samples(url, _COMPUTED, _COPIED)
-    return PromptTokens(computed, copied)
+    return PromptTokens(*map(sum, await _samples(url, _COMPUTED, _COPIED)))
 
 
 async def num_requests(url: str) -> float:

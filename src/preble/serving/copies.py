@@ -35,7 +35,8 @@ PATIENCE = 4.0
 """A copy fails after `PATIENCE` times its expected time and `LEAST_WAIT_S` more."""
 MOST_FAILURES = 3
 """We leave a replica out after so many copies in a row that bring nothing. A single one may fail because its source has
-evicted the prefix meanwhile."""
+evicted the prefix meanwhile. Those that were under way when one failed are not counted: they may have waited for the
+same connection."""
 
 
 class Copies:
@@ -107,7 +108,7 @@ class Copies:
         salt = placed.terms.caller.cache_salt(None)
         if prefix is None or self._replicas.of_model(placed.terms.model).namespace(salt) != placed.request.namespace:
             return False
-        cached = 0
+        cached, began = 0, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(LEAST_WAIT_S + PATIENCE * transfer.seconds):
                 cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine.kv_peer, salt) or 0
@@ -119,13 +120,15 @@ class Copies:
         if missing <= 0 and self._under_way[placed] is not None:
             source.failed_copies = target.failed_copies = 0
         elif missing >= transfer.tokens:
-            self._failed(source, target, reason)
+            self._failed(source, target, began, reason)
         return missing <= 0
 
-    def _failed(self, source: LiveReplica, target: LiveReplica, reason: str) -> None:
+    def _failed(self, source: LiveReplica, target: LiveReplica, began: float, reason: str) -> None:
         """Nothing was copied. Leave out the one of both that fails most, once that is too often: mostly the target."""
-        source.failed_copies += 1
-        target.failed_copies += 1
+        for replica in (source, target):
+            if began >= replica.last_copy_failed:
+                replica.failed_copies += 1
+                replica.last_copy_failed = asyncio.get_running_loop().time()
         worst = max(target, source, key=lambda replica: replica.failed_copies)
         if worst.failed_copies >= MOST_FAILURES:
             self.allow(worst, allowed=False)

@@ -67,7 +67,7 @@ class LiveReplica:
     `trusted`: whether matches there count. `takes_ids`: it answers token ids as it answers their text. `parity`: the
     last report on its token ids and cache, None before any.
     `engine_load`: the load that the engine reports, with other clients' requests; None where it reports none.
-    `failed_copies`: copies in a row, to it or from it, that brought nothing.
+    `failed_copies`: copies in a row, to it or from it, that brought nothing; `last_copy_failed`: when the last one did.
     `has_lost_events`: its KV events do not arrive, so its cache is estimated. `probe_prompt`: what a check sent last.
     """
 
@@ -78,6 +78,7 @@ class LiveReplica:
     trusted: bool = True
     takes_ids: bool = False
     failed_copies: int = 0
+    last_copy_failed: float = -inf
     parity: ParityReport | None = None
     probe_prompt: ProbePrompt | None = None
     suspect: asyncio.Event = field(default_factory=asyncio.Event)
