@@ -1,6 +1,7 @@
 """Tokens computed and copied by three real vLLM, by their own counters, with copies and without.
 
     python benchmarks/repro/real_copies.py                # half an hour; keeps the result and draws it
+    python benchmarks/repro/real_copies.py --way copies           # this way again
     python benchmarks/repro/real_copies.py --minutes 1 --try      # to try it out; keeps nothing
     python benchmarks/repro/real_copies.py --draw
 
@@ -190,7 +191,9 @@ def main() -> None:
         found = asyncio.run(play(given.way or WAYS, given.minutes))
         if given.only_try:
             return
-        RESULT.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, found)) + b"\n]\n")
+        by_way = {one.way: one for one in (*known(), *found)}
+        kept = [by_way[way] for way in WAYS if way in by_way]
+        RESULT.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, kept)) + b"\n]\n")
         note("real_copies")
     draw()
 
