@@ -100,7 +100,7 @@ async def test_vllm_configures_itself_from_the_replica() -> None:
 
 
 async def test_a_vllm_that_is_slow_to_say_where_its_tier_is_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "_INFO_S", 0.0)
+    monkeypatch.setattr(vllm, "_INFO_S", 0.0)  # ships 5 s
     tier = {"type": "p2p", "host": "10.0.0.1", "port": 5710}
     transfer = {"kv_connector_extra_config": {"secondary_tiers": [tier]}}
     tiers = METRICS + "# HELP vllm:kv_offload_tiering_read_bytes_total Bytes\n"
@@ -111,7 +111,7 @@ async def test_a_vllm_that_is_slow_to_say_where_its_tier_is_is_asked_again(monke
                 await client.probe()
         await client.probe()
         assert client.kv_peer is None, "it joins without"
-        monkeypatch.setattr(vllm, "_INFO_S", 60.0)
+        monkeypatch.setattr(vllm, "_INFO_S", 60.0)  # ships 5 s
         await client.probe()
         assert client.kv_peer == "10.0.0.1:5710"
 

@@ -126,7 +126,7 @@ class Copies:
     def _failed(self, source: LiveReplica, target: LiveReplica, began: float, reason: str) -> None:
         """Nothing was copied. Leave out the one of both that fails most, once that is too often: mostly the target."""
         for replica in (source, target):
-            if began >= replica.last_copy_failed:
+            if began > replica.last_copy_failed:
                 replica.failed_copies += 1
                 replica.last_copy_failed = asyncio.get_running_loop().time()
         worst = max(target, source, key=lambda replica: replica.failed_copies)
