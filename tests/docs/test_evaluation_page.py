@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from support.scripts import script
 
@@ -33,6 +36,65 @@ def test_the_drawn_and_named_cases_on_the_page_are_of_todays_policy() -> None:
     for name, table in search.tables(result).items():
         assert f"<!-- {name} -->" in page
         assert table in page, "fill it in: python benchmarks/repro/hard_cases.py --page"
+
+
+def test_a_closer_look_keeps_each_case_at_once_and_then_plays_preble_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each case `preble` takes 4 s and the others 2 s; after a change of the policy it takes 3 s."""
+    search, path, played = script("benchmarks/repro/hard_cases.py"), tmp_path / "kept.json", []
+    own_s = 4.0
+
+    def play(_case: Any, _workload: Any, policy: Any, seed: int, _means: Any) -> Any:
+        played.append((policy.name, seed))
+        seconds = {"": own_s if policy.name == "preble" else 2.0}
+        return search.Numbers(seconds, seconds, seconds, 0)
+
+    monkeypatch.setattr(search, "play", play)
+    monkeypatch.setattr(search, "policy_digest", lambda: f"policy of {own_s}")
+    cases = ("burst-40x6000", "hot-prefix")
+    monkeypatch.setattr(search, "case_of", search.NAMED.__getitem__)
+    monkeypatch.setattr(search.Result, "drawn", lambda result: result.outcomes)
+
+    def look() -> dict[str, Any]:
+        outcomes = [search.outcome(name, search.NAMED[name], seed=7) for name in cases]
+        search._write(search.Result(outcomes=outcomes, worst=search.read_result(path).worst), path)
+        played.clear()
+        search.closer(path)
+        return {one.case: one for one in search.read_result(path).worst}
+
+    first = look()
+    assert {name: (one.ratios, one.best_s) for name, one in first.items()} == dict.fromkeys(
+        cases, ([2.0] * 4, [2.0] * 4)
+    )
+    assert {name for name, seed in played if seed == 3007} == set(search.RULES)
+    search.closer(path)
+    assert played.count(("preble", 3007)) == len(cases), "what today's policy has played is not played again"
+
+    own_s = 3.0
+    monkeypatch.setattr(search, "_closer", breaking := _Breaking(search._closer))
+    with pytest.raises(KeyboardInterrupt):
+        look()
+    kept = {one.case: one.policy for one in search.read_result(path).worst}
+    assert kept == {cases[0]: "policy of 3.0", cases[1]: "policy of 4.0"}
+    breaking.after = len(cases)
+    second = look()
+    assert {name: one.ratios for name, one in second.items()} == dict.fromkeys(cases, [1.5] * 4)
+    assert [seed for name, seed in played if name == "preble"][:3] == [1007, 2007, 3007]
+    assert {name for name, _ in played} == {"preble", second[cases[1]].best}, "one rule, to shrink what is lost"
+
+
+class _Breaking:
+    """Calls as often as it may, then is interrupted as by Ctrl-C."""
+
+    def __init__(self, call: Any) -> None:
+        self._call, self.after = call, 1
+
+    def __call__(self, *args: Any) -> Any:
+        if self.after == 0:
+            raise KeyboardInterrupt
+        self.after -= 1
+        return self._call(*args)
 
 
 def test_every_figure_of_the_page_is_there_and_no_other() -> None:
