@@ -103,7 +103,14 @@ class Walk(NamedTuple):
 
 ASKED = ("5f3a9c01-1a", "d247d7dd-75", "9c2f66f0-12")
 WALKS = (
-    Walk("README.md", renamed={"curl -i": "curl -i -H 'X-Request-Id: ID'"}),
+    Walk(
+        "README.md",
+        renamed={
+            "curl -i": "curl -i -H 'X-Request-Id: ID'",
+            "my-log.jsonl": "toolbench --requests 20",
+            "preble compare ": "preble compare --requests 20 ",
+        },
+    ),
     Walk("docs/index.md", renamed={"curl -i": "curl -i -H 'X-Request-Id: ID'"}),
     Walk(
         "docs/howto/targets.md",

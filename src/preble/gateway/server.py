@@ -62,7 +62,7 @@ def run(
 
 
 def check(config: GatewayConfig) -> None:
-    """Read what a gateway reads before it asks a replica. Raises: ConfigError: one of them is unusable."""
+    """Read the keys and the profile, as a start does. Raises: ConfigError: one of them is unusable."""
     KeyRing(config.auth, config.queue.classes)
     if config.profile is not None:
         load_profile(config.profile)
