@@ -2,6 +2,7 @@
 
     .venv/bin/python dev/walk.py             # two fake replicas and a gateway, all in this process; a few seconds
     .venv/bin/python dev/walk.py --files     # also the files, in the order in which they are entered
+    .venv/bin/python dev/walk.py --sequence  # every call of a completion instead, below its caller
 
 A function counts when Python enters it, so the compiled core would hide its calls: run it on the plain package. Health
 checks, KV events and a tokenizer are left out, and so are the server's time limits, which are looked at by the clock.
@@ -29,8 +30,11 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 
 class Call(NamedTuple):
+    """`depth`: how many functions of the package are above it."""
+
     file: str
     function: str
+    depth: int
 
 
 BY_THE_CLOCK = {"on_time", "_sweep", "_renew_date"}
@@ -38,7 +42,7 @@ FACTS = {
     "first token": r"first_?token|prefill_complete|first_byte|has_token|\bbegun\b|token_came",
     "the end": r"(^|_)(ended|over|finished|end_once|completed?)($|_)",
 }
-END = Call("serving/placed.py", "end")
+END = ("serving/placed.py", "end")
 """What the end of a placement begins with."""
 WARM_UP = 3
 SETTLE_S = 0.1
@@ -58,21 +62,36 @@ class Walk:
         sys.setprofile(None)
 
     def _on(self, frame: FrameType, event: str, _: object) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and path.startswith(str(SRC)) and frame.f_code.co_name not in BY_THE_CLOCK:
-            self.calls.append(Call(str(Path(path).relative_to(SRC)), frame.f_code.co_name))
+        path, function = frame.f_code.co_filename, frame.f_code.co_qualname
+        if event != "call" or not path.startswith(str(SRC)) or frame.f_code.co_name in BY_THE_CLOCK:
+            return
+        above, depth = frame.f_back, 0
+        while above is not None:
+            depth += above.f_code.co_filename.startswith(str(SRC))
+            above = above.f_back
+        self.calls.append(Call(str(Path(path).relative_to(SRC)), function.replace(".<locals>", ""), depth))
 
     def from_call_of(self, file: str, function: str) -> list[Call]:
-        """The calls from the first one of this function on. Raises: ValueError: it is not called."""
-        return self.calls[self.calls.index(Call(file, function)) :]
+        """The calls from the first one of this function on."""
+        at = [(call.file, call.function.rpartition(".")[2]) for call in self.calls].index((file, function))
+        return self.calls[at:]
 
 
 def told(name: str, calls: list[Call], *, with_files: bool) -> str:
     """One line of figures about calls."""
     visits = [call.file for i, call in enumerate(calls) if i == 0 or calls[i - 1].file != call.file]
-    files = list(dict.fromkeys(visits))
-    figures = f"{len(files)} files, {len(set(calls))} functions, {len(calls)} calls, {len(visits) - len(files)} returns"
+    files, functions = list(dict.fromkeys(visits)), {(call.file, call.function) for call in calls}
+    figures = f"{len(files)} files, {len(functions)} functions, {len(calls)} calls, {len(visits) - len(files)} returns"
     return "\n  ".join([f"{name}: {figures}", *(files if with_files else [])])
+
+
+def sequence(calls: list[Call]) -> str:
+    """Return a line for each call, below its caller; the file stands where another one is entered."""
+    lines = []
+    for i, call in enumerate(calls):
+        file = "" if i and calls[i - 1].file == call.file else f"  ({call.file})"
+        lines.append(f"{'  ' * call.depth}{call.function}{file}")
+    return "\n".join(lines)
 
 
 def definitions(pattern: str) -> int:
@@ -118,9 +137,14 @@ async def walked(**fields: Any) -> Walk:
 def main(say: Callable[[str], None] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", action="store_true", help="also name the files")
+    parser.add_argument("--sequence", action="store_true", help="name the calls of a completion instead")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    whole, streamed = asyncio.run(walked()), asyncio.run(walked(stream=True))
+    whole = asyncio.run(walked())
+    if given.sequence:
+        say(sequence(whole.calls))
+        return
+    streamed = asyncio.run(walked(stream=True))
     say(told("a completion, whole answer", whole.calls, with_files=given.files))
     say(told("a completion, streamed", streamed.calls, with_files=given.files))
     say(told("the end of a whole answer", whole.from_call_of(*END), with_files=given.files))

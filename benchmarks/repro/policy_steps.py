@@ -127,7 +127,7 @@ class Part:
             prefill = self._paid_s(view, tokens, best)
             loads.append(VALUE * waiting_s + together_s * self._output_tokens(view, replica))
             prefills.append(prefill * (VALUE + self._standing * in_flight + crowd * (waiting_s + prefill / 2)))
-        return view.table(view.replicas, matched, load_s=loads, prefill_s=prefills)
+        return CostTable(view, view.replicas, matched, load_s=loads, prefill_s=prefills)
 
     def _paid_s(self, view: ClusterView, matched: int, best: int) -> float:
         if not self._later or matched == best:

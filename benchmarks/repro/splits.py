@@ -25,6 +25,7 @@ from page import fill
 
 from preble.core.policies.policy import Choice
 from preble.core.policies.preble import Preble, _Delays
+from preble.core.policies.transfers import TransferOptions
 from preble.core.policies.view import ClusterView
 from preble.core.types import Placement, Reason, TransferKind
 from preble.decisions.settings import make_scheduler
@@ -111,7 +112,7 @@ class Pools(Preble):
         source = min(range(self._size), key=lambda i: delays[i].cost_s)
         target = min(range(self._size, len(delays)), key=lambda i: delays[i].load_s)
         own_s = view.waiting_prefill_s[view.replicas[source]] + (delays[source].own_prefill_s or 0.0)
-        split = view.split(source, target, own_s)
+        split = TransferOptions(view).split(source, target, own_s)
         return Choice(view.replicas[target], Reason.POLICY, (), split)
 
 

@@ -25,6 +25,7 @@ from preble.core.policies.cost_table import CostTable as CostTable
 from preble.core.policies.policy import Choice as Choice
 from preble.core.policies.policy import Policy as Policy
 from preble.core.policies.scoring import choose_by as choose_by
+from preble.core.policies.transfers import TransferOptions as TransferOptions
 from preble.core.policies.view import ClusterView as ClusterView
 from preble.core.policies.view import PromptPiece as PromptPiece
 from preble.core.policies.view import ReplicaView as ReplicaView

@@ -277,11 +277,11 @@ def test_imports_inside_core_go_down_only() -> None:
 
 
 def test_imports_inside_the_room_of_policies_go_down_only() -> None:
-    """From the registry over the rules, splits, the shared scoring, the protocol and the view to the cost table.
+    """From the registry over the rules, splits, the shared scoring, the protocol, transfers and costs to the view.
 
     A rule with books of its own is a folder.
     """
-    order = ["cost_table", "view", "policy", "scoring", "splitting", "rules", "registry"]
+    order = ["view", "cost_table", "transfers", "policy", "scoring", "splitting", "rules", "registry"]
 
     def place(module: str) -> int:
         name = module.split(".")[3]

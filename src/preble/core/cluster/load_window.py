@@ -191,7 +191,7 @@ class LoadWindow:
         if self.next_expiry == inf:
             self.next_expiry = now + self.window_s
         self._finished.append((now, replica, output_tokens))
-        self._count_output(replica, 1, output_tokens)
+        self._update(replica, 1, output_tokens)
 
     def expire(self, now: float) -> list[tuple[ReplicaIndex, Node]]:
         """Drop what is older than the window, once it is `next_expiry`; returns (replica, leaf) of each use dropped.
@@ -209,7 +209,7 @@ class LoadWindow:
         self._skip_forgotten()
         while self._finished and self._finished[0][0] + self.window_s <= now:
             _, replica, output_tokens = self._finished.popleft()
-            self._count_output(replica, -1, -output_tokens)
+            self._update(replica, -1, -output_tokens)
         self._find_next_expiry()
         return dropped
 
@@ -283,14 +283,15 @@ class LoadWindow:
         finished_at = self._finished[0][0] if self._finished else inf
         self.next_expiry = min(placed_at, finished_at) + self.window_s
 
-    def _count_output(self, replica: ReplicaIndex, count: int, output_tokens: int) -> None:
-        self._num_finished[replica] = self._num_finished[replica] + count
-        self._output_tokens[replica] = self._output_tokens[replica] + output_tokens
-        self._all_output_tokens += output_tokens
-        self._update(replica)
+    def _update(self, replica: ReplicaIndex, num_finished: int = 0, output_tokens: int = 0) -> None:
+        """Update what is derived from the sums, of which a replica's have changed. O(1).
 
-    def _update(self, replica: ReplicaIndex) -> None:
-        """Update what is derived from the sums, of which a replica's have changed. O(1)."""
+        `num_finished`, `output_tokens`: how many more answers count there, and their tokens; less than 0 for fewer.
+        """
+        if num_finished:
+            self._num_finished[replica] = self._num_finished[replica] + num_finished
+            self._output_tokens[replica] = self._output_tokens[replica] + output_tokens
+            self._all_output_tokens += output_tokens
         if self._finished:
             self.mean_answer_tokens = self._all_output_tokens / len(self._finished)
         else:

@@ -2,10 +2,8 @@
 
 One cost profile describes all replicas of a fleet, and it may be wrong for all alike. So what is learned is relative:
 the median of measured / predicted time on a replica, by that of a typical replica. Only times that other requests do
-not disturb count (`core.placing.timing_samples`), so a long queue does not make a replica slow. A replica with so long
-a queue that nothing is undisturbed is measured by the queue: how long it takes from the end of one prefill to the end
-of a later one, with no pause between, and what the cost model predicts for the prefills that ended meanwhile. A long
-prompt says nothing before its end: until then nobody knows how much of it is done.
+not disturb count, or those of a whole queue (`core.placing.timing_samples`), so a long queue does not make a replica
+slow.
 
 A replica's times are of prefills and of decodes, in any mixture. Where the profile is wrong for one of them, or the
 replicas report another number of tokens than they made, the two disagree, and a replica with more decodes among its
@@ -19,7 +17,6 @@ the earlier ones are dropped at once.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from statistics import median, median_low
 from typing import Final
 
@@ -48,22 +45,9 @@ AS_PREDICTED: Final = 2.0
 to 1.2 times the prediction."""
 
 LARGEST: Final = 32.0
+"""The most times as slow as a typical replica that one can count."""
+
 _UPDATE_S: Final = 5.0
-
-BUSY_S: Final = 5.0
-"""Shortest time without a pause by which a queue is measured: the iterations that its ends share are short then."""
-
-
-@dataclass(slots=True)
-class _Busy:
-    """A time in which a replica had a prompt to compute throughout.
-
-    `began_at`, `until`: ends of prefills. `done_s`: what the cost model predicts for those that ended after the first.
-    """
-
-    began_at: float
-    until: float
-    done_s: float = 0.0
 
 
 class ReplicaSpeeds:
@@ -79,7 +63,6 @@ class ReplicaSpeeds:
         self._times: dict[ReplicaIndex, deque[tuple[float, float, bool]]] = {}
         self._prefills: deque[float] = deque(maxlen=NUM_OF_KIND)
         self._decodes: deque[float] = deque(maxlen=NUM_OF_KIND)
-        self._busy: dict[ReplicaIndex, _Busy] = {}
         self._num_indexes = 0
         self.next_update = _UPDATE_S
 
@@ -106,22 +89,6 @@ class ReplicaSpeeds:
         if is_decode is not None:
             (self._decodes if is_decode else self._prefills).append(ratio)
 
-    def note_prefill_end(self, replica: ReplicaIndex, placed_at: float | None, predicted_s: float, now: float) -> None:
-        """The replica has computed a prompt by now, placed at `placed_at`; None: it may have done so before. O(1)."""
-        busy = self._busy.get(replica)
-        if placed_at is None:
-            if busy is not None:
-                busy.done_s += predicted_s
-        elif busy is None or placed_at > busy.until:
-            self._busy[replica] = _Busy(now, now)
-        else:
-            busy.done_s += predicted_s
-            busy.until = now
-            if now - busy.began_at >= BUSY_S:
-                measured_s = now - busy.began_at
-                self.note(replica, measured_s, max(busy.done_s, measured_s / LARGEST), now)
-                self._busy[replica] = _Busy(now, now)
-
     def add_replica(self, replica: ReplicaIndex) -> None:
         """A replica joins. It counts as typical until there are times of it."""
         self._num_indexes = max(self._num_indexes, replica + 1)
@@ -130,7 +97,6 @@ class ReplicaSpeeds:
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         self._times.pop(replica, None)
-        self._busy.pop(replica, None)
         if self.slowness is not None and replica < len(self.slowness):
             self.slowness[replica] = 1.0
 

@@ -14,10 +14,10 @@ from preble.core.costs.model import CostModel
 from preble.core.prefixes.eviction_cost import EvictionCost
 from preble.core.prefixes.index import PrefixIndex
 from preble.core.prefixes.matching import matched_on, usable_tokens
-from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.prefixes.radix_tree import Match
 from preble.core.prefixes.replica_cache import ReplicaCache
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
-from preble.core.types import NOTHING_LEARNED, Learned, ReplicaSpec, Request, Tier
+from preble.core.types import NOTHING_LEARNED, Learned, ReplicaSpec, Tier
 
 
 class Recomputation:
@@ -199,31 +199,3 @@ class ClusterState:
         self.window.use(cost_model)
         for replica in self.replicas.specs:
             self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], cost_model)
-
-    def expected_output_tokens(self, prefix: tuple[Node, ...]) -> float:
-        """Return output tokens to expect of a request that begins with these nodes, from the top. O(depth).
-
-        The mean of the longest prefix that has been answered, and the less it has been, the more that of shorter ones.
-        """
-        expected = self.window.mean_answer_tokens
-        for node in prefix:
-            if node.history is not None:
-                expected = node.history.expected_tokens(expected)
-        return expected
-
-    def match(self, request: Request, model: str) -> Match:
-        """Return where the request's prompt leads in the tree of its model and namespace."""
-        return self.index.tree.match(request.prompt, scoped_namespace(model, request.namespace))
-
-    def expire(self, now: float) -> None:
-        """Move the load window to `now`, and the speeds with it."""
-        if now >= self.window.next_expiry:
-            for replica, leaf in self.window.expire(now):
-                self.index.forget_use(replica, leaf)
-        if now >= self.speeds.next_update:
-            self.speeds.update(now)
-
-
-def scoped_namespace(model: str, namespace: str) -> str:
-    """Return the namespace inside a base model: two models share no KV, whatever the client or the engine gives."""
-    return f"{model}\x1e{namespace}" if model else namespace

@@ -16,6 +16,7 @@ from preble.core.cluster.replicas import longest_prompt
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
+from preble.core.prefixes.radix_tree import expected_output_tokens
 from preble.core.types import TOKEN_BYTES, PackedTokens, PeerId, Request, RequestId
 from preble.core.types.events import PeerEvent, PeerHeld, PeerPlaced
 from preble.core.types.life import Ended, FirstToken
@@ -75,13 +76,16 @@ class AssumedRequests:
             return False
         self._tracker.expire(now)
         request = Request(own, prompt, namespace=fact.namespace, model=spec.model)
-        match = self._cluster.match(request, spec.model)
+        match = self._cluster.index.tree.match(prompt, fact.namespace, spec.model)
         matched = fact.matched_tokens
         if matched is None:
             matched = self._tracker.trusted_tokens(replica, request, match)
         matched = min(max(matched, 0), num_tokens)
         prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
-        self._in_flight.start(request, replica, matched, prefill_s, match, now, assumed_tokens=num_tokens)
+        expected = expected_output_tokens(match.path, self._cluster.window.mean_answer_tokens)
+        self._in_flight.start(
+            request, replica, matched, prefill_s, match, now, output_tokens=expected, assumed_tokens=num_tokens
+        )
         self._live.setdefault(peer, set()).add(request_id)
         return True
 
@@ -94,7 +98,8 @@ class AssumedRequests:
         if request.num_prompt_tokens > longest_prompt(self._replicas.specs[replica]):
             return False
         self._tracker.expire(now)
-        return self._tracker.computed_elsewhere(replica, request, self._cluster.match(request, model), now)
+        match = self._cluster.index.tree.match(event.prompt, event.namespace, model)
+        return self._tracker.computed_elsewhere(replica, request, match, now)
 
     def _note_end(self, peer: PeerId, request_id: RequestId) -> None:
         """Remember that the request is over."""

@@ -316,8 +316,15 @@ class CacheTracker:
         return overdue_s if self._check_age_at is None else min(overdue_s, self._check_age_at)
 
     def expire(self, now: float) -> None:
-        """End what is over by now: requests of the load window, and reports that must have come. Amortised O(1)."""
-        self._cluster.expire(now)
+        """End what is over by now: requests of the load window, and reports that must have come. Amortised O(1).
+
+        Learn of the replicas' speeds, if it is time.
+        """
+        if now >= self._window.next_expiry:
+            for replica, leaf in self._window.expire(now):
+                self._index.forget_use(replica, leaf)
+        if now >= self._cluster.speeds.next_update:
+            self._cluster.speeds.update(now)
         while self._pending_reports and self._pending_reports[0].until <= now:
             report = self._pending_reports.popleft()
             self._index.release(report.replica, report.leaf)
@@ -364,7 +371,9 @@ class CacheTracker:
                 return index.place(replica, match, prompt, now)
         self.num_unindexed += 1
         match = index.match(prompt, match.namespace)
-        return index.place_known(replica, match, now) if self._has_room(len(match.path) * ENTRY_BYTES) else match.base
+        if not self._has_room(len(match.path) * ENTRY_BYTES):
+            return match.base
+        return index.place(replica, match, prompt, now, known_only=True)
 
     def _has_room(self, growth_bytes: int) -> bool:
         return self._index.num_bytes + growth_bytes <= self._budget_bytes

@@ -60,14 +60,15 @@ class InFlightTable:
         match: Match,
         now: float,
         *,
+        output_tokens: float,
         assumed_tokens: int | None = None,
         copy: PrefixCopy | None = None,
     ) -> InFlightRequest:
         """Take in a request placed on `replica`, where `matched` prompt tokens are cached; the rest takes `prefill_s`.
 
-        `match`: of the prompt with the trees as they are now. `assumed_tokens`: if another gateway placed the request,
-        the length of its prompt, whose tokens may be unknown here. `copy`: after which so much is cached there, None
-        for no copy. O(prompt tokens + depth).
+        `match`: of the prompt with the trees as they are now. `output_tokens`: to expect. `assumed_tokens`: if another
+        gateway placed the request, the length of its prompt, whose tokens may be unknown here. `copy`: after which so
+        much is cached there, None for no copy. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens if assumed_tokens is None else assumed_tokens
         confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)
@@ -75,7 +76,6 @@ class InFlightTable:
         expected = (
             matched if self._replicas.trusted >> replica & 1 else self._tracker.usable_tokens(replica, request, match)
         )
-        output_tokens = self._cluster.expected_output_tokens(match.path)
         if self._replicas.known_capacity > 0:
             # What is copied evicts as much as what is computed.
             here = matched if copy is None else matched - copy.tokens
@@ -135,13 +135,16 @@ class InFlightTable:
 
     def finish(self, entry: InFlightRequest, output_tokens: int, cached_tokens: int | None, now: float) -> None:
         """The request is over. `cached_tokens`: prompt tokens that it reported as cached, None if it did not."""
+        work_done = output_tokens > 0 or entry.first_token_at is not None
         try:
-            if output_tokens > 0:
-                self.first_token(entry, now, seen=False)
-            work_done = entry.first_token_at is not None
-            if work_done:
+            if entry.first_token_at is not None:
                 self._timing.finished(entry, output_tokens, cached_tokens, now)
                 self._promises.finished(entry, output_tokens, now)
+            elif work_done:
+                if entry.transfer is not None:
+                    self._end_transfer(entry, now, work_done=True)
+                self._timing.first_token(entry, now, seen=False)
+                self._tracker.computed(entry, now)
             if cached_tokens is not None:
                 self._tracker.compare(entry, cached_tokens, now)
             if work_done:
@@ -149,7 +152,7 @@ class InFlightTable:
                     self._running.ended(entry, output_tokens, now)
                 self._index.note_answer(entry.leaf, output_tokens, entry.noted_tokens, entry.noted_at)
         finally:  # a bug in what is learned must not keep the request in flight
-            self._end(entry, now, work_done=entry.first_token_at is not None)
+            self._end(entry, now, work_done=work_done)
             entry.request = _OVER  # the entry may stay in a row for long, and must not keep the prompt
         if work_done:
             self._window.finish(entry.replica, now, output_tokens)

@@ -31,12 +31,15 @@ class Outcomes:
     """By how many seconds times were longer than predicted, over the last requests.
 
     Differences, not ratios: they are about as large for short times as for long ones, since most come from the
-    iterations that a request shares with others.
+    iterations that a request shares with others. `are_enough`: so many are known that they say something. `excess_s`:
+    the excess that `_SURE` of them kept; 0 while too few are known.
     """
 
-    __slots__ = ("_by_age", "_by_size")
+    __slots__ = ("_by_age", "_by_size", "are_enough", "excess_s")
 
     def __init__(self) -> None:
+        self.are_enough = False
+        self.excess_s = 0.0
         self._by_age: deque[float] = deque()
         self._by_size: list[float] = []
 
@@ -47,21 +50,10 @@ class Outcomes:
         insort(self._by_size, excess_s)
         if len(self._by_age) > _KEPT:
             del self._by_size[bisect_left(self._by_size, self._by_age.popleft())]
-
-    @property
-    def are_enough(self) -> bool:
-        """Whether so many are known that they say something."""
-        return len(self._by_size) >= _FEWEST
-
-    def excess_s(self, share: float = _SURE) -> float:
-        """Return the excess that this share of the outcomes kept; 0 while too few are known. O(1)."""
-        if not self.are_enough:
-            return 0.0
-        return self._by_size[min(int(share * len(self._by_size)), len(self._by_size) - 1)]
-
-    def sure_s(self, predicted_s: float) -> float | None:
-        """Return what 98 of 100 times keep that are predicted so; None while too few outcomes are known."""
-        return max(predicted_s + self.excess_s(), 0.0) if self.are_enough else None
+        known = len(self._by_size)
+        if known >= _FEWEST:
+            self.are_enough = True
+            self.excess_s = self._by_size[min(int(_SURE * known), known - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +122,7 @@ class Promises:
 
         O(replicas + promises in flight).
         """
-        longest_s = view.request.first_token_by - view.now - self.ttft.excess_s()
+        longest_s = view.request.first_token_by - view.now - self.ttft.excess_s
         keeping = 0
         for replica in view.replicas:
             if view.first_token_s(replica) <= longest_s and self._keeps_pace(view, replica):
@@ -144,11 +136,11 @@ class Promises:
         prefill_s = ttft_s - view.waiting_prefill_s[best]
         tpot_s = min([view.tpot_s(replica) for replica in view.replicas])
         alone_s = min([view.tpot_s(replica, alone=True) for replica in view.replicas])
-        excess_s = self.ttft.excess_s()
-        return Forecast(ttft_s + excess_s, prefill_s + excess_s, tpot_s + self.tpot.excess_s(), alone_s)
+        excess_s = self.ttft.excess_s
+        return Forecast(ttft_s + excess_s, prefill_s + excess_s, tpot_s + self.tpot.excess_s, alone_s)
 
     def _keeps_pace(self, view: ClusterView, replica: ReplicaIndex) -> bool:
         slowest_s = view.request.tpot_s
         if held := self._tpot_s.get(replica):
             slowest_s = min(slowest_s, *held.values())
-        return slowest_s == inf or view.tpot_s(replica) + self.tpot.excess_s() <= slowest_s
+        return slowest_s == inf or view.tpot_s(replica) + self.tpot.excess_s <= slowest_s

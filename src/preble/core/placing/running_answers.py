@@ -14,6 +14,7 @@ from typing import Final
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.timing_samples import TimingSamples
+from preble.core.prefixes.radix_tree import expected_output_tokens
 from preble.core.replica_index import ReplicaIndex
 
 OUTLIVED: Final = 2.0
@@ -81,7 +82,8 @@ class RunningAnswers:
         self._cluster.index.note_running(entry.leaf, tokens - entry.noted_tokens)
         entry.noted_tokens, entry.noted_at = tokens, now
         path = tuple(reversed(entry.leaf.ancestors()))
-        self._table.expect(entry, round(tokens + self._cluster.expected_output_tokens(path)))
+        expected = expected_output_tokens(path, self._cluster.window.mean_answer_tokens)
+        self._table.expect(entry, round(tokens + expected))
 
     def _token_s(self, replica: ReplicaIndex) -> float:
         """Return seconds that a token of an answer on the replica takes: what it took of late, and no less than

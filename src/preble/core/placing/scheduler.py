@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from random import Random
 
-from preble.core.cluster.state import ClusterState, scoped_namespace
+from preble.core.cluster.state import ClusterState
 from preble.core.costs.model import CostModel
 from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
 from preble.core.placing.assumed import AssumedRequests
@@ -20,6 +20,7 @@ from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.policy import Choice, Policy, Watching, failure_of
 from preble.core.policies.view import ClusterView
 from preble.core.prefixes.learned_lengths import learned_lengths
+from preble.core.prefixes.radix_tree import expected_output_tokens, scoped_namespace
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import (
     NOTHING_LEARNED,
@@ -96,6 +97,7 @@ class GlobalScheduler:
             cost_model = self._refit.model
         self._cluster = ClusterState(cost_model, window_s, learned)
         self._replicas = self._cluster.replicas
+        self._tree = self._cluster.index.tree
         self._tracker = CacheTracker(
             self._cluster,
             report_grace_s=report_grace_s,
@@ -147,12 +149,17 @@ class GlobalScheduler:
     def _place(self, request: Request, now: float) -> Placement:
         self._tracker.expire(now)
         eligible = self._replicas.eligible(request)
-        match = self._cluster.match(request, request.model)
+        match = self._tree.match(request.prompt, request.namespace, request.model)
         view = ClusterView(request, eligible, match, self._cluster, now)
         if request.has_target and (keeping := self._promises.keeping(view)) != eligible:
             eligible = keeping
             view = ClusterView(request, eligible, match, self._cluster, now)
-        choice = self._chosen(view)
+        try:
+            choice = self.policy.choose(view, self._rng)
+        except Exception as error:
+            if isinstance(error, PrebleError) or type(self.policy).__module__.startswith("preble."):
+                raise
+            raise failure_of(self.policy, error) from error
         if not isinstance(choice, Choice):
             raise PolicyError(f"policy {self.policy.name!r} returned {choice!r}; return a Choice")
         if choice.replica < 0 or not eligible >> choice.replica & 1:
@@ -165,8 +172,8 @@ class GlobalScheduler:
         request, copy, transfer = view.request, choice.copy, None
         if copy is None:
             matched = view.matched_on(replica)
-            prefill_s = view.prefill_s(matched) + view.loading_s(replica)
-            ttft_s = view.first_token_s(replica)
+            prefill_s = view.own_prefill_s(replica)
+            ttft_s = view.first_token_s(replica, prefill_s)
         else:
             matched = copy.matched_tokens
             prefill_s = view.prefill_s(matched)
@@ -175,10 +182,14 @@ class GlobalScheduler:
             kind = TransferKind.PREFILL if copy.is_split else TransferKind.COPY
             transfer = Transfer(self._replicas.replica_id(copy.source), copy.tokens, copy.seconds, kind)
         tpot_s = view.tpot_s(replica)
-        entry = self._in_flight.start(request, replica, matched, prefill_s, view.match, view.now, copy=copy)
+        output_tokens = view.expected_output_tokens
+        entry = self._in_flight.start(
+            request, replica, matched, prefill_s, view.match, view.now, output_tokens=output_tokens, copy=copy
+        )
         entry.predicted_ttft_s, entry.predicted_tpot_s = ttft_s, tpot_s
         if request.tpot_s < inf:
             self._promises.placed(entry)
+        ttft, tpot = self._promises.ttft, self._promises.tpot
         return Placement(
             request.request_id,
             self._replicas.replica_id(replica),
@@ -189,18 +200,10 @@ class GlobalScheduler:
             self._replicas.untrusted_ids,
             ttft_s,
             transfer,
-            predicted_ttft_p98_s=self._promises.ttft.sure_s(ttft_s),
+            predicted_ttft_p98_s=max(ttft_s + ttft.excess_s, 0.0) if ttft.are_enough else None,
             predicted_tpot_s=tpot_s,
-            predicted_tpot_p98_s=self._promises.tpot.sure_s(tpot_s),
+            predicted_tpot_p98_s=max(tpot_s + tpot.excess_s, 0.0) if tpot.are_enough else None,
         )
-
-    def _chosen(self, view: ClusterView) -> Choice:
-        try:
-            return self.policy.choose(view, self._rng)
-        except Exception as error:
-            if isinstance(error, PrebleError) or type(self.policy).__module__.startswith("preble."):
-                raise
-            raise failure_of(self.policy, error) from error
 
     def forecast(self, request: Request, now: float) -> Forecast:
         """Return what a request that comes now can nearly always have at best. Changes nothing.
@@ -208,7 +211,7 @@ class GlobalScheduler:
         O(prompt tokens at memcmp speed + replicas). Raises: NoReplicaError, PromptTooLong: as `place`.
         """
         eligible = self._replicas.eligible(request)
-        match = self._cluster.match(request, request.model)
+        match = self._tree.match(request.prompt, request.namespace, request.model)
         return self._promises.forecast(ClusterView(request, eligible, match, self._cluster, now))
 
     def move(self, request_id: RequestId, to: ReplicaId, now: float) -> None:
@@ -221,10 +224,11 @@ class GlobalScheduler:
         entry = self._in_flight.get(request_id)
         self._in_flight.withdraw(entry, now)
         request, replica = entry.request, self._replicas.replica(to)
-        match = self._cluster.match(request, request.model)
+        match = self._tree.match(request.prompt, request.namespace, request.model)
         matched = self._tracker.trusted_tokens(replica, request, match)
         prefill_s = self._cluster.cost_model.prefill_s(request.num_prompt_tokens - matched, matched)
-        self._in_flight.start(request, replica, matched, prefill_s, match, now)
+        expected = expected_output_tokens(match.path, self._cluster.window.mean_answer_tokens)
+        self._in_flight.start(request, replica, matched, prefill_s, match, now, output_tokens=expected)
         self._tell(Reported(request_id, Moved(to)), now)
 
     def on_transferred(self, request_id: RequestId, now: float) -> None:
@@ -416,7 +420,7 @@ class GlobalScheduler:
         """
         factors = self._refit.factors if self._refit is not None else CostFactors()
         answer_tokens = self._cluster.window.mean_answer_tokens
-        lengths = learned_lengths(self._cluster.index.tree)
+        lengths = learned_lengths(self._tree)
         return Learned(factors.prefill, factors.decode, answer_tokens, tuple(lengths))
 
     def hottest(self, at_most: int) -> list[HotPrefix]:
@@ -429,7 +433,8 @@ class GlobalScheduler:
         Changes nothing. Raises: KeyError: there is no replica of that name.
         """
         replica = self._replicas.replica(replica_id)
-        match = self._cluster.match(request, request.model or self._replicas.specs[replica].model)
+        model = request.model or self._replicas.specs[replica].model
+        match = self._tree.match(request.prompt, request.namespace, model)
         return self._tracker.usable_tokens(replica, request, match)
 
     def check(self) -> None:

@@ -4,14 +4,20 @@ The scheduler knows when a request was placed, when its first token came and whe
 have queued, or the replica may have computed other prompts. So a prefill is a sample only if no other prompt waited on
 its replica from the placement to the first token. A decode is one only if other requests' prefills, those that may be
 half done included, took at most half of its time; the time of those that are done is subtracted.
+
+A replica with so long a queue that nothing is undisturbed is measured by the queue: how long it takes from the end of
+one prefill to the end of a later one, with no pause between, and what the cost model predicts for the prefills that
+ended meanwhile. A long prompt says nothing before its end: until then nobody knows how much of it is done.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from preble.core.cluster.replicas import InFlightRequest
+from preble.core.cluster.speeds import LARGEST
 from preble.core.cluster.state import ClusterState
 from preble.core.costs.refit import CostRefit, DecodeSample, PrefillSample
 from preble.core.replica_index import ReplicaIndex
@@ -22,13 +28,23 @@ MIN_PREFILL_TOKENS: Final = 256
 MIN_OUTPUT_TOKENS: Final = 16
 """A shorter answer tells little of the time between its tokens."""
 
+QUEUE_S: Final = 5.0
+"""Shortest time without a pause by which a queue is measured: the iterations that its ends share are short then."""
+
 
 @dataclass(slots=True)
 class _PlacedTimes:
-    """`prefills_s`: seconds that the cost model gives for the prefills of all requests that had a first token."""
+    """`prefills_s`: seconds that the cost model gives for the prefills of all requests that had a first token.
+
+    `queue_from`, `queue_until`: ends of prefills, between which there was always a prompt to compute. `queue_s`: what
+    the cost model predicts for those that ended after the first.
+    """
 
     num_placed: int = 0
     prefills_s: float = 0.0
+    queue_from: float = 0.0
+    queue_until: float = -inf
+    queue_s: float = 0.0
 
 
 class TimingSamples:
@@ -60,18 +76,27 @@ class TimingSamples:
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool) -> None:
         """The replica has computed the prompt. `seen`: the token came just now; else the request's end implies it."""
-        replica = self._replicas[entry.replica]
-        replica.prefills_s += entry.window_entry.prefill_s
-        prefill_s = entry.window_entry.prefill_s
-        began_at = entry.placed_at if seen and not entry.waited_for_transfer else None
-        self._cluster.speeds.note_prefill_end(entry.replica, began_at, prefill_s, now)
+        replica, prefill_s = self._replicas[entry.replica], entry.window_entry.prefill_s
+        replica.prefills_s += prefill_s
+        replica.queue_s += prefill_s
         if not seen:
             return
+        if not entry.waited_for_transfer:  # else it may have been computed before
+            self._note_queue(replica, entry, now)
         entry.batch = self._table.num_decoding[entry.replica]
         entry.batch_tokens = self._table.decoding_tokens[entry.replica]
         entry.prefills_s = replica.prefills_s
         if entry.undisturbed and replica.num_placed == entry.number:
             entry.ttft_s = now - entry.placed_at
+
+    def _note_queue(self, replica: _PlacedTimes, entry: InFlightRequest, now: float) -> None:
+        """A prefill has ended just now."""
+        took_s, paused = now - replica.queue_from, entry.placed_at > replica.queue_until
+        if took_s >= QUEUE_S and not paused:
+            self._cluster.speeds.note(entry.replica, took_s, max(replica.queue_s, took_s / LARGEST), now)
+        if took_s >= QUEUE_S or paused:
+            replica.queue_from, replica.queue_s = now, 0.0
+        replica.queue_until = now
 
     def decoding_s(self, entry: InFlightRequest, now: float) -> float:
         """Return seconds since the request's first token that no prompt took on its replica, at least.

@@ -21,8 +21,8 @@ from preble.errors import PolicyError
 
 
 class Choice:
-    """A policy's decision. `candidates`: what it weighed, for logs and explanations. `copy`: one of `view.copies`, to
-    be made to the replica first; None for none.
+    """A policy's decision. `candidates`: what it weighed, for logs and explanations. `copy`: one of those that
+    `TransferOptions` gives, to be made to the replica first; None for none.
     """
 
     __slots__ = ("candidates", "copy", "reason", "replica")

@@ -69,6 +69,7 @@ from typing import Final, overload
 from preble.core.cluster.links import PrefixCopy
 from preble.core.policies.policy import Choice
 from preble.core.policies.splitting import Splits
+from preble.core.policies.transfers import TransferOptions
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason
@@ -113,11 +114,12 @@ class Preble:
         return Choice(view.replicas[i], _reason(view, delays.matched[i], delays.most_matched), delays)
 
     def _choose_with_copies(self, view: ClusterView, rng: Random) -> Choice:
-        delays = _DelaysWithCopies(view, self._ttft_value, self._crowding)
+        transfers = TransferOptions(view)
+        delays = _DelaysWithCopies(view, transfers, self._ttft_value, self._crowding)
         i = delays.least(view, rng)
         copy = delays.copies[i]
-        if groups := view.splitting:
-            splits = Splits(view, groups, delays.computed(), self._ttft_value)
+        if transfers.splitting:
+            splits = Splits(view, transfers, delays.computed(), self._ttft_value)
             if (split := splits.best(i, delays[i].cost_s)) is not None:
                 copy, i, candidate = split
                 delays.split = i, candidate
@@ -291,9 +293,9 @@ class _DelaysWithCopies(_Delays):
 
     __slots__ = ("_evicts", "_in_place_of_computing", "copies", "split")
 
-    def __init__(self, view: ClusterView, ttft_value: float, crowding: float) -> None:
+    def __init__(self, view: ClusterView, transfers: TransferOptions, ttft_value: float, crowding: float) -> None:
         super().__init__(view, ttft_value, crowding)
-        self.copies = view.copies()
+        self.copies = transfers.copies()
         self._evicts = [False] * len(self._replicas)
         self._in_place_of_computing = -1
         self.split: tuple[int, Candidate] | None = None

@@ -30,6 +30,7 @@ from math import inf
 from typing import Final
 
 from preble.core.cluster.links import PrefixCopy
+from preble.core.policies.transfers import TransferOptions
 from preble.core.policies.view import ClusterView
 from preble.core.types import Candidate
 
@@ -43,13 +44,13 @@ _MOST: Final = 0.9
 class Splits:
     """What splits of one request cost. `candidates`: what each of `view.replicas` costs without, in their order.
 
-    `groups`: see `ClusterView.splitting`. `ttft_value`: v. `best` is O(replicas x depth).
+    `ttft_value`: v. `best` is O(replicas x depth).
     """
 
     def __init__(
-        self, view: ClusterView, groups: list[list[int]], candidates: Sequence[Candidate], ttft_value: float
+        self, view: ClusterView, transfers: TransferOptions, candidates: Sequence[Candidate], ttft_value: float
     ) -> None:
-        self._view, self._groups, self._candidates, self._ttft_value = view, groups, candidates, ttft_value
+        self._view, self._transfers, self._candidates, self._ttft_value = view, transfers, candidates, ttft_value
         replicas, waiting_s, num_requests = view.replicas, view.waiting_prefill_s, view.num_requests
         self._waiting_s = [waiting_s[replica] for replica in replicas]
         self._num_requests = [num_requests[replica] for replica in replicas]
@@ -65,19 +66,19 @@ class Splits:
 
         `chosen_s`: what that costs as it is.
         """
-        share = self._view.standstill(self._view.replicas[chosen])
+        share = self._transfers.standstill(self._view.replicas[chosen])
         least_s = chosen_s + self._to_come_s(self._step_s[chosen], share)
         least_s -= self._unnoticed_s(chosen, self._num_requests[chosen])
         even_s = self._even_s(chosen)
         found: tuple[PrefixCopy, int, Candidate] | None = None
-        for members in self._groups:
+        for members in self._transfers.splitting:
             sources = sorted((self._source_s(i), i) for i in members)[:2]
             for i in members:
                 source = next((one for one in sources if one[1] != i), None)
                 if source is None:
                     continue
                 own_s = self._waiting_s[source[1]] + (self._candidates[source[1]].own_prefill_s or 0.0)
-                split = self._view.split(source[1], i, own_s)
+                split = self._transfers.split(source[1], i, own_s)
                 if split is None:
                     continue
                 candidate = self._candidate(i, split, own_s, source[0])
@@ -96,7 +97,7 @@ class Splits:
         included, and adds `source_s`.
         """
         ready_s = max(split.seconds, self._waiting_s[i])
-        to_come_s = self._to_come_s(self._step_s[i], self._view.standstill(self._view.replicas[i]))
+        to_come_s = self._to_come_s(self._step_s[i], self._transfers.standstill(self._view.replicas[i]))
         return Candidate(
             self._candidates[i].replica_id,
             split.matched_tokens,
@@ -118,7 +119,7 @@ class Splits:
         added_s = candidate.prefill_s + (mean - self._num_requests[chosen]) * own_s
         added_s += candidate.eviction_s - self._unnoticed_s(chosen, mean)
         decoding_s = sum(self._together_s) / number
-        to_come_s = self._to_come_s(sum(self._step_s) / number, self._view.even_standstill)
+        to_come_s = self._to_come_s(sum(self._step_s) / number, self._transfers.even_standstill())
         return self._ttft_value * (2.0 * waiting_s + own_s) + added_s + decoding_s + to_come_s
 
     def _first_token_s(self, candidate: Candidate) -> float:

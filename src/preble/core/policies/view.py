@@ -6,23 +6,11 @@ What a view computes, it computes when asked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
-from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState, loading_s
-from preble.core.costs.model import CostModel
-from preble.core.policies.cost_table import CostTable
 from preble.core.prefixes.history import PrefixHistory
-from preble.core.prefixes.matching import (
-    PrefixMatch,
-    confirmed_on,
-    in_use_on,
-    matched_on,
-    matched_tokens,
-    prefix_match,
-    usable_tokens,
-)
-from preble.core.prefixes.radix_tree import Match
+from preble.core.prefixes.matching import in_use_on, matched_on, matched_tokens, usable_tokens
+from preble.core.prefixes.radix_tree import Match, expected_output_tokens
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import ReplicaId, Request, Tier
 
@@ -55,44 +43,82 @@ class ClusterView:
     the same replicas as indexes, ascending, and the lists are by index: fast, for policies that weigh hundreds of
     replicas. Do not write to the lists; what they hold for other indexes means nothing.
 
+    By replica: `replica_ids`, None at an unused index (a new tuple whenever a replica joins or leaves). Requests in
+    flight: `num_requests`; `num_decoding`, those with a first token; `waiting_prefill_tokens`, prompt tokens still to
+    be computed of those without; `waiting_prefill_s`, seconds of prefill that these take; `output_tokens_in_flight`,
+    output tokens to expect, those that have come included. In the window: `num_window_requests`, requests placed,
+    whether or not they have ended; `mean_output_tokens`.
+
+    `cost_model`; `decode_pace`: how many times as long as it says decoding takes, compared with prefill, 1.0 if about
+    right. `expected_output_tokens`: length of the answer to expect, from earlier answers to what this prompt begins
+    with. `known_tokens`: leading prompt tokens in the trees, whether or not a replica caches them; never the last one.
+    `recomputed_share`: how likely what is evicted is to be computed again, between 0 and 1; see `Recomputation`.
+    `has_slow_replicas`: whether any takes longer than a typical one. `has_tiers`: whether any has KV outside its
+    engine's memory, which it would have to load. `has_copies`: whether any can copy KV from others; see
+    `TransferOptions`.
+
     For policies that `watch`: `match`, where the prompt leads in the tree; `eligible`, the same replicas as a set, and
-    `trusted`, those of them whose matches count; `now`.
+    `trusted`, those of them whose matches count; `now`; `cluster`, of which nothing may be changed.
     """
 
     __slots__ = (
-        "_cluster",
-        "_key_holders",
         "_matched",
         "_matched_everywhere",
         "_matched_replica",
         "_num_tokens",
         "_prefill_s",
         "_prefill_tokens",
-        "_prefix_match",
+        "_slowness",
         "_table",
         "_window",
+        "cluster",
+        "cost_model",
+        "decode_pace",
         "eligible",
+        "expected_output_tokens",
+        "has_copies",
+        "has_slow_replicas",
+        "has_tiers",
+        "known_tokens",
         "match",
+        "mean_output_tokens",
         "now",
+        "num_decoding",
+        "num_requests",
+        "num_window_requests",
+        "output_tokens_in_flight",
+        "recomputed_share",
+        "replica_ids",
         "replicas",
         "request",
         "trusted",
+        "waiting_prefill_s",
+        "waiting_prefill_tokens",
     )
 
     def __init__(self, request: Request, eligible: ReplicaSet, match: Match, cluster: ClusterState, now: float) -> None:
-        table = cluster.replicas
-        self.request = request
+        table, window, speeds = cluster.replicas, cluster.window, cluster.speeds
+        self.request, self.match, self.cluster, self.now = request, match, cluster, now
         self.replicas: list[ReplicaIndex] = table.live_replicas if eligible == table.live else replicas_in(eligible)
         self.eligible = eligible
         self.trusted = eligible & table.trusted
-        self.match = match
-        self._cluster = cluster
-        self._table = table
-        self._window = cluster.window
-        self.now = now
+        self._table, self._window, self._slowness = table, window, speeds.slowness
         self._num_tokens = request.num_prompt_tokens
-        self._prefix_match: PrefixMatch | None = None
-        self._key_holders: list[ReplicaIndex] | None = None
+        self.replica_ids = table.ids
+        self.num_requests, self.num_decoding = table.num_requests, table.num_decoding
+        self.waiting_prefill_tokens = table.waiting_prefill_tokens
+        self.waiting_prefill_s = table.waiting_prefill_s
+        self.output_tokens_in_flight = table.expected_output_tokens
+        self.has_slow_replicas = speeds.slowness is not None
+        if self.has_slow_replicas:
+            self.waiting_prefill_s = self._scaled(table.waiting_prefill_s)
+        self.num_window_requests, self.mean_output_tokens = window.num_requests, window.mean_output_tokens
+        self.cost_model, self.decode_pace = cluster.cost_model, speeds.decode_pace
+        self.expected_output_tokens = expected_output_tokens(match.path, window.mean_answer_tokens)
+        self.known_tokens = min(match.num_tokens, max(self._num_tokens - 1, 0))
+        self.recomputed_share = cluster.recomputation.share
+        self.has_tiers = bool(cluster.tiers.places)
+        self.has_copies = bool(cluster.links.groups) and request.keeps_kv
         # The last answers of `matched_tokens`, `matched_on` and `prefill_s`; neighbours mostly ask alike.
         self._matched_everywhere: list[int] = []
         self._matched_replica, self._matched = -1, 0
@@ -103,63 +129,22 @@ class ClusterView:
         """The replicas that may get the request, as objects, in the order of `replicas`; a new list."""
         return [ReplicaView(self, replica) for replica in self.replicas]
 
-    @property
-    def cost_model(self) -> CostModel:
-        return self._cluster.cost_model
-
     def replica_id(self, replica: ReplicaIndex) -> ReplicaId:
         return self._table.replica_id(replica)
 
-    @property
-    def replica_ids(self) -> tuple[ReplicaId | None, ...]:
-        """Every replica's id by index, None at an unused one; a new tuple whenever a replica joins or leaves."""
-        return self._table.ids
-
-    @property
-    def num_requests(self) -> list[int]:
-        """Requests in flight."""
-        return self._table.num_requests
-
-    @property
-    def waiting_prefill_tokens(self) -> list[int]:
-        """Prompt tokens still to be computed, of requests in flight without a first token."""
-        return self._table.waiting_prefill_tokens
-
-    @property
-    def waiting_prefill_s(self) -> list[float]:
-        """Seconds of prefill that these tokens take."""
-        return self._scaled(self._table.waiting_prefill_s)
-
-    @property
-    def num_decoding(self) -> list[int]:
-        """Requests in flight with a first token."""
-        return self._table.num_decoding
+    def slowness(self, replica: ReplicaIndex) -> float:
+        """Return how many times as long as a typical replica this one takes for the same work."""
+        return 1.0 if self._slowness is None else self._slowness[replica]
 
     @property
     def load_s(self) -> list[float]:
         """L: seconds of work placed in the window, on a slower replica so much more."""
         return self._scaled(self._window.load_s)
 
-    def slowness(self, replica: ReplicaIndex) -> float:
-        """Return how many times as long as a typical replica this one takes for the same work."""
-        slowness = self._cluster.speeds.slowness
-        return 1.0 if slowness is None else slowness[replica]
-
-    @property
-    def has_slow_replicas(self) -> bool:
-        """Whether any replica takes longer than a typical one."""
-        return self._cluster.speeds.slowness is not None
-
-    @property
-    def decode_pace(self) -> float:
-        """How many times as long as the cost model says decoding takes, compared with prefill; 1.0 if about right."""
-        return self._cluster.speeds.decode_pace
-
     def _scaled(self, seconds: list[float]) -> list[float]:
-        slowness = self._cluster.speeds.slowness
-        if slowness is None:
+        if self._slowness is None:
             return seconds
-        return [value * factor for value, factor in zip(seconds, slowness, strict=False)]
+        return [value * factor for value, factor in zip(seconds, self._slowness, strict=False)]
 
     @property
     def decode_load_s(self) -> list[float]:
@@ -167,29 +152,9 @@ class ClusterView:
         return self._scaled(self._window.decode_load_s)
 
     @property
-    def num_window_requests(self) -> list[int]:
-        """Requests placed in the window, whether or not they have ended."""
-        return self._window.num_requests
-
-    @property
-    def mean_output_tokens(self) -> list[float]:
-        """Mean output length seen in the window."""
-        return self._window.mean_output_tokens
-
-    @property
     def typical_prompt_tokens(self) -> float:
         """Geometric mean of the prompts' lengths in the window, on any replica; 0 where there was none."""
         return self._window.typical_prompt_tokens
-
-    @property
-    def expected_output_tokens(self) -> float:
-        """Length of the answer to expect, from earlier answers to what this prompt begins with. O(depth)."""
-        return self._cluster.expected_output_tokens(self.match.path)
-
-    @property
-    def output_tokens_in_flight(self) -> list[int]:
-        """Output tokens to expect of the requests in flight on each replica, those that have come included."""
-        return self._table.expected_output_tokens
 
     @property
     def requests_per_s(self) -> float:
@@ -213,56 +178,9 @@ class ClusterView:
             found.append(PromptPiece(node.start, node.end, holders, node.history, self.now))
         return found
 
-    @property
-    def recomputed_share(self) -> float:
-        """How likely what is evicted is to be computed again, between 0 and 1; see `Recomputation`."""
-        return self._cluster.recomputation.share
-
-    @property
-    def known_tokens(self) -> int:
-        """Leading prompt tokens in the trees, whether or not a replica caches them; never the last token."""
-        return min(self.match.num_tokens, max(self._num_tokens - 1, 0))
-
-    def _cached_prefix(self) -> PrefixMatch:
-        """Return the part of the prompt that trusted replicas cache or can load. O(depth) when first asked."""
-        found = self._prefix_match
-        if found is None:
-            among = self.trusted
-            if self._cluster.tiers.places:
-                among |= self._cluster.tiers.reachable(among)
-            found = self._prefix_match = prefix_match(self.match, self._cluster.index.caches, among)
-        return found
-
-    @property
-    def cached_tokens(self) -> int:
-        """The most prompt tokens that any holder of the key portion would serve from its cache: whole blocks."""
-        cached = 0
-        for replica in self.key_holders:
-            matched = self.matched_on(replica)
-            if matched > cached:
-                cached = matched
-        return cached
-
-    @property
-    def key_holders(self) -> list[ReplicaIndex]:
-        """The holders of the key portion: they cache, or can load, most of the largest node on the cached prefix."""
-        found = self._key_holders
-        if found is None:
-            holders = self._cached_prefix().key_holders
-            if self._cluster.tiers.places:
-                holders = self._cluster.tiers.with_owners(holders) & self.trusted
-            found = self._key_holders = replicas_in(holders)
-        return found
-
-    @property
-    def key_prefix_tokens(self) -> int:
-        """Where the key portion ends, in tokens from the prompt's start; 0 if no replica caches anything of it."""
-        node = self._cached_prefix().key_node
-        return 0 if node is None else node.end
-
     def held_tokens(self, replica: ReplicaIndex) -> int:
         """Return the KV tokens that the replica caches or is about to cache."""
-        return self._cluster.index.caches[replica].used_tokens
+        return self.cluster.index.caches[replica].used_tokens
 
     def active_tokens(self, replica: ReplicaIndex) -> int:
         """Return the KV tokens of the prompts in flight on the replica and of this one; shared prefixes count once.
@@ -271,16 +189,16 @@ class ClusterView:
         Output tokens do not count: their number is unknown. On a replica that reports KV events a finished prompt
         counts for another `report_grace_s`.
         """
-        cache = self._cluster.index.caches[replica]
+        cache = self.cluster.index.caches[replica]
         return cache.in_use_tokens + self._num_tokens - in_use_on(self.match, cache)
 
     def has_room(self, replica: ReplicaIndex, missed_tokens: float) -> bool:
         """Return whether the replica can cache these tokens and evict nothing."""
-        return self._cluster.index.caches[replica].used_tokens + missed_tokens <= self._table.capacity[replica]
+        return self.cluster.index.caches[replica].used_tokens + missed_tokens <= self._table.capacity[replica]
 
     def kv_usage(self, replica: ReplicaIndex) -> float:
         """Return the share of the KV cache that prompts in flight take, each token once; 0 if its size is unknown."""
-        return min(self._cluster.index.caches[replica].in_use_tokens / self._table.capacity[replica], 1.0)
+        return min(self.cluster.index.caches[replica].in_use_tokens / self._table.capacity[replica], 1.0)
 
     def lightest_load_s(self) -> float:
         """Return the lowest L of any replica that may get the request. O(replicas)."""
@@ -300,135 +218,52 @@ class ClusterView:
         if self._matched_everywhere:
             return self._matched_everywhere[replica]
         if replica != self._matched_replica:
-            held = self._held_on(replica) if self.trusted >> replica & 1 else 0
+            held, caches = 0, self.cluster.index.caches
+            if self.trusted >> replica & 1:
+                held = (
+                    self.cluster.tiers.matched_on(replica, self.match, caches)
+                    if self.has_tiers
+                    else matched_on(self.match, caches[replica])
+                )
             self._matched = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
             self._matched_replica = replica
         return self._matched
 
-    def _held_on(self, replica: ReplicaIndex) -> int:
-        caches = self._cluster.index.caches
-        if self._cluster.tiers.places:
-            return self._cluster.tiers.matched_on(replica, self.match, caches)
-        return matched_on(self.match, caches[replica])
-
-    @property
-    def has_tiers(self) -> bool:
-        """Whether any replica has KV outside its engine's memory, which it would have to load."""
-        return bool(self._cluster.tiers.places)
-
     def loaded_tokens(self, replica: ReplicaIndex) -> int:
         """Return tokens of `matched_on` that the replica must load into its engine's memory first. O(depth)."""
-        return sum([tokens for _, tokens in self._loads(replica)]) if self._cluster.tiers.places else 0
+        return sum([tokens for _, tokens in self._loads(replica)]) if self.has_tiers else 0
 
     def loading_s(self, replica: ReplicaIndex) -> float:
         """Return seconds that takes; no more than to compute them. O(depth)."""
-        loads = self._loads(replica) if self._cluster.tiers.places else []
+        loads = self._loads(replica) if self.has_tiers else []
         return loading_s(loads, self.cost_model, self._num_tokens, self.matched_on(replica)) if loads else 0.0
 
     def _loads(self, replica: ReplicaIndex) -> list[tuple[Tier, int]]:
         if not self.trusted >> replica & 1:
             return []
         size = self._table.block_size[replica]
-        return self._cluster.tiers.loads(replica, self.match, self._num_tokens, size, self._cluster.index.caches)
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether any replicas can copy KV from each other."""
-        return bool(self._cluster.links.groups) and self.request.keeps_kv
-
-    def copies(self) -> list[PrefixCopy | None]:
-        """Return for each of `replicas` the copy after which it would serve most from its cache; None where another
-        replica of its group has no more than it.
-
-        Only what the source has computed already counts, and only in its engine's memory. O(replicas x depth).
-        """
-        found: list[PrefixCopy | None] = [None] * len(self.replicas)
-        for members in self._cluster.links.groups.values():
-            source, held = self._best_source(members)
-            if held:
-                for i, replica in enumerate(self.replicas):
-                    if members >> replica & 1 and replica != source:
-                        found[i] = self._copy(source, held, replica)
-        return found
-
-    def _best_source(self, members: ReplicaSet) -> tuple[ReplicaIndex, int]:
-        """Return the replica of a group with most of the prompt, and how many tokens; 0 where no replica has any.
-
-        Among equals the one that has least to send.
-        """
-        best, best_tokens, best_until = ReplicaIndex(-1), 0, inf
-        holders = self.match.path[0].holders if self.match.path else 0
-        for replica in replicas_in(holders & members & self._table.trusted):
-            cache = self._cluster.index.caches[replica]
-            held = confirmed_on(self.match, cache)[0]
-            if cache.is_crowded:
-                held = min(held, matched_on(self.match, cache))
-            tokens = usable_tokens(held, self._num_tokens, self._table.block_size[replica])
-            until = self._cluster.links.sending_until(replica)
-            if tokens > best_tokens or (tokens == best_tokens > 0 and until < best_until):
-                best, best_tokens, best_until = replica, tokens, until
-        return best, best_tokens
-
-    def _copy(self, source: ReplicaIndex, held: int, replica: ReplicaIndex) -> PrefixCopy | None:
-        tokens = held - self.matched_on(replica)
-        if tokens <= 0 or not self.trusted >> replica & 1:
-            return None
-        link_s = self.cost_model.link_s(tokens)
-        start = self._cluster.links.free_at(source, replica, self.now)
-        return PrefixCopy(source, held, tokens, link_s, start - self.now + link_s + self.cost_model.link_latency_s)
-
-    @property
-    def splitting(self) -> list[list[int]]:
-        """Return which of `replicas` may split a request among them, by position: the members of each group.
-
-        O(replicas x groups); O(1) where none may.
-        """
-        links, may = self._cluster.links, self._cluster.links.splitting & self.trusted
-        if not may:
-            return []
-        groups = [members & may for members in links.groups.values()]
-        places = [[i for i, replica in enumerate(self.replicas) if members >> replica & 1] for members in groups]
-        return [members for members in places if len(members) > 1]
-
-    def split(self, source: int, target: int, own_s: float) -> PrefixCopy | None:
-        """Return the split where `replicas[source]` computes the prompt, in `own_s` with its wait, and sends what
-        `replicas[target]` lacks of it; None where that is nothing.
-        """
-        at, to = self.replicas[source], self.replicas[target]
-        matched = usable_tokens(self._num_tokens, self._num_tokens, self._table.block_size[to])
-        tokens = matched - self.matched_on(to)
-        if tokens <= 0:
-            return None
-        link_s = self.cost_model.link_s(tokens)
-        starts_s = max(self._cluster.links.free_at(at, to, self.now) - self.now, own_s)
-        seconds = starts_s + link_s + self.cost_model.link_latency_s
-        return PrefixCopy(at, matched, tokens, link_s, seconds, self.matched_on(at))
-
-    def standstill(self, replica: ReplicaIndex) -> float:
-        """Return for which share of the time answers on the replica stood still of late, while it computed prompts.
-
-        Known where replicas split alone.
-        """
-        return self._cluster.standstill.share(replica, self.now) * self.slowness(replica)
-
-    @property
-    def even_standstill(self) -> float:
-        """For which share they would have, had prompts and answers been spread evenly."""
-        return self._cluster.standstill.even_share(len(self._table.live_replicas), self.now)
+        return self.cluster.tiers.loads(replica, self.match, self._num_tokens, size, self.cluster.index.caches)
 
     def prefill_s(self, matched_tokens: int) -> float:
         """P: seconds to compute the prompt where `matched_tokens` of it are cached."""
         if matched_tokens != self._prefill_tokens:
             self._prefill_tokens = matched_tokens
-            self._prefill_s = self._cluster.cost_model.prefill_s(self._num_tokens - matched_tokens, matched_tokens)
+            self._prefill_s = self.cluster.cost_model.prefill_s(self._num_tokens - matched_tokens, matched_tokens)
         return self._prefill_s
 
-    def first_token_s(self, replica: ReplicaIndex) -> float:
+    def own_prefill_s(self, replica: ReplicaIndex) -> float:
+        """Return seconds to load and compute the request's prompt, on a replica of typical speed. O(depth)."""
+        computing_s = self.prefill_s(self.matched_on(replica))
+        return computing_s + self.loading_s(replica) if self.has_tiers else computing_s
+
+    def first_token_s(self, replica: ReplicaIndex, own_s: float | None = None) -> float:
         """Return seconds to the request's first token: what waits there, then its own prompt, at the replica's speed.
-        O(depth).
+
+        `own_s`: what `own_prefill_s` gives, if that is known. O(depth).
         """
-        own_s = self.prefill_s(self.matched_on(replica)) + self.loading_s(replica)
-        return (self._table.waiting_prefill_s[replica] + own_s) * self.slowness(replica)
+        own_s = self.own_prefill_s(replica) if own_s is None else own_s
+        seconds = self._table.waiting_prefill_s[replica] + own_s
+        return seconds if self._slowness is None else seconds * self._slowness[replica]
 
     def tpot_s(self, replica: ReplicaIndex, *, alone: bool = False) -> float:
         """Return seconds between two tokens once the request and all that are in flight there decode together; `alone`:
@@ -443,9 +278,13 @@ class ClusterView:
 
     def matched_tokens(self, replicas: Sequence[ReplicaIndex]) -> list[int]:
         """Do as `matched_on`, for each of several replicas. O(replicas + depth)."""
-        if len(replicas) <= 2:
-            return [self.matched_on(replica) for replica in replicas]
-        sizes, index = self._table.block_size, self._cluster.index
+        sizes, index = self._table.block_size, self.cluster.index
+        if len(replicas) <= 2 and not self.has_tiers:
+            few: list[int] = []
+            for replica in replicas:
+                tokens = matched_on(self.match, index.caches[replica]) if self.trusted >> replica & 1 else 0
+                few.append(usable_tokens(tokens, self._num_tokens, sizes[replica]))
+            return few
         held = [0] * len(sizes)
         for mask, tokens in matched_tokens(self.match, index.caches, self.trusted, index.crowded):
             size, usable = sizes[0], usable_tokens(tokens, self._num_tokens, sizes[0])
@@ -457,7 +296,7 @@ class ClusterView:
                     size = sizes[replica]
                     usable = usable_tokens(tokens, self._num_tokens, size)
                 held[replica] = usable
-        if self._cluster.tiers.places:
+        if self.has_tiers:
             for replica in replicas:
                 held[replica] = self.matched_on(replica)
         if len(replicas) == len(self.replicas):
@@ -465,56 +304,6 @@ class ClusterView:
         if replicas is self.replicas and len(replicas) == len(held):
             return held
         return [held[replica] for replica in replicas]
-
-    def costs(self, replicas: list[ReplicaIndex]) -> CostTable:
-        """Load cost L + M + P of these replicas: Algorithm 2. O(replicas + depth + victims)."""
-        matched = self.matched_tokens(replicas)
-        load_s = self.load_s
-        return self.table(
-            replicas,
-            matched,
-            load_s=[load_s[replica] for replica in replicas],
-            prefill_s=[
-                (self.prefill_s(matched[i]) + self.loading_s(replica)) * self.slowness(replica)
-                for i, replica in enumerate(replicas)
-            ],
-        )
-
-    def table(
-        self,
-        replicas: list[ReplicaIndex],
-        matched: list[int],
-        *,
-        load_s: list[float],
-        prefill_s: list[float],
-        eviction_s: list[float] | None = None,
-    ) -> CostTable:
-        """Do as `costs`, with the policy's own costs; M of Algorithm 2 if None. Lists are by position in `replicas`."""
-        return CostTable(
-            replicas,
-            self._table.ids,
-            matched,
-            load_s=load_s,
-            eviction_s=self._eviction_s(replicas, matched) if eviction_s is None else eviction_s,
-            prefill_s=prefill_s,
-            loaded=[self.loaded_tokens(replica) for replica in replicas] if self._cluster.tiers.places else None,
-        )
-
-    def _eviction_s(self, replicas: list[ReplicaIndex], matched: list[int]) -> list[float]:
-        """M: seconds of recomputation to expect from what must be evicted to run the request on each replica."""
-        num_tokens, outputs, capacity = self._num_tokens, self._window.mean_output_tokens, self._table.capacity
-        caches = self._cluster.index.caches
-        costs_s = [0.0] * len(replicas)
-        for i, replica in enumerate(replicas):
-            missed = num_tokens - matched[i] + self.loaded_tokens(replica)
-            room = capacity[replica] - caches[replica].used_tokens - missed
-            if outputs[replica] + 1.0 < room:
-                continue
-            excess = round(outputs[replica]) - room
-            if excess > 0:
-                evictions = self._cluster.eviction_costs[replica]
-                costs_s[i] = evictions.cost_s(int(excess), self.num_window_requests[replica], self.match.path)
-        return costs_s
 
 
 class ReplicaView:

@@ -86,18 +86,23 @@ class PrefixIndex:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    def place(self, replica: int, match: Match, prompt: PackedTokens, now: float) -> Node:
+    def place(self, replica: int, match: Match, prompt: PackedTokens, now: float, *, known_only: bool = False) -> Node:
         """Note that a request is placed: its prompt is in use on the replica and counts in the window. Return its last
         node.
 
-        `match`: of the prompt with the trees as they are now. The node stays valid until `release` and `forget_use`
-        have both been called with it. O(tokens + depth).
+        `match`: of the prompt with the trees as they are now. `known_only`: only the nodes are to count that the prompt
+        uses whole. The node stays valid until `release` and `forget_use` have both been called with it. O(tokens +
+        depth).
         """
-        return self._place(replica, match, self.tree.extend(match, prompt), now)
-
-    def place_known(self, replica: int, match: Match, now: float) -> Node:
-        """Do as `place`, for a prompt of which only the nodes are to count that it uses whole."""
-        return self._place(replica, match, match.whole, now)
+        path = match.whole if known_only else self.tree.extend(match, prompt)
+        for node in path:
+            if node.holders:  # it was there before this request
+                if node.history is None:
+                    node.history = PrefixHistory(now)
+                    self._recalled.recall(node, node.history, now)
+                node.history.note_use(now)
+        self.caches[replica].add_use(path, now)
+        return path[-1] if path else match.base
 
     def place_too(self, replica: int, leaf: Node, now: float) -> None:
         """Do as `place`, for a request that is placed already and uses its prompt on a second replica. O(depth)."""
@@ -321,16 +326,6 @@ class PrefixIndex:
             assert None not in entries
 
     # -- inside -------------------------------------------------------------------------------------------------------
-
-    def _place(self, replica: int, match: Match, path: list[Node], now: float) -> Node:
-        for node in path:
-            if node.holders:  # it was there before this request
-                if node.history is None:
-                    node.history = PrefixHistory(now)
-                    self._recalled.recall(node, node.history, now)
-                node.history.note_use(now)
-        self.caches[replica].add_use(path, now)
-        return path[-1] if path else match.base
 
     def _split_entries(self, upper: Node, lower: Node) -> None:
         for replica in replicas_in(lower.holders):

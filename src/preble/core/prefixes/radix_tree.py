@@ -147,9 +147,12 @@ class RadixTree:
         """Return the empty node of each namespace that has a prompt."""
         return self._roots.values()
 
-    def match(self, tokens: bytes, namespace: str = "") -> Match:
-        """Return the longest common prefix with any prompt in the tree. O(tokens), at memcmp speed."""
-        return self.match_below(self.root(namespace), 0, tokens)
+    def match(self, tokens: bytes, namespace: str = "", model: str = "") -> Match:
+        """Return the longest common prefix with any prompt in the tree. O(tokens), at memcmp speed.
+
+        `model`: in which the namespace is, unless it says so itself.
+        """
+        return self.match_below(self.root(scoped_namespace(model, namespace) if model else namespace), 0, tokens)
 
     def match_below(self, base: Node, base_tokens: int, tokens: bytes) -> Match:
         """Do as `match`, for tokens that continue the prefix of `base_tokens` tokens that ends in `base`."""
@@ -315,6 +318,23 @@ def common_prefix_bytes(run: bytes, tokens: bytes, position: int) -> int:
         else:
             high = middle - 1
     return low * TOKEN_BYTES
+
+
+def scoped_namespace(model: str, namespace: str) -> str:
+    """Return the namespace inside a base model: two models share no KV, whatever the client or the engine gives."""
+    return f"{model}\x1e{namespace}" if model else namespace
+
+
+def expected_output_tokens(path: tuple[Node, ...], prior: float) -> float:
+    """Return output tokens to expect of a request that begins with these nodes, from the top. O(depth).
+
+    The mean of the longest prefix that has been answered, and the less it has been, the more that of shorter ones.
+    `prior`: of any request.
+    """
+    for node in path:
+        if node.history is not None:
+            prior = node.history.expected_tokens(prior)
+    return prior
 
 
 def live_node(node: Node, num_tokens: int) -> Node:

@@ -8,10 +8,16 @@ from random import Random
 
 import pytest
 
+from preble.core.cluster.load_window import WindowEntry
+from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.speeds import MEMORY_S, MIN_OF_KIND, MIN_TIMES, NUM_TIMES, ReplicaSpeeds
+from preble.core.cluster.state import ClusterState
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.registry import make_policy
+from preble.core.prefixes.radix_tree import Root
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Placement, ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.settings import make_scheduler
 from preble.lab.sim.config import SimConfig
@@ -107,14 +113,30 @@ def test_times_that_the_latest_contradict_are_forgotten_at_once() -> None:
     assert slowness(speeds, 20.0) is None
 
 
+class Queue:
+    """Prompts that one replica computes beside two usual ones. `speeds`: of the three."""
+
+    def __init__(self) -> None:
+        cluster = ClusterState(CostModel(load_profile("a6000-mistral-7b")), 180.0)
+        self.speeds = cluster.speeds = noted(1.0, 1.0)
+        for name in "abc":
+            cluster.add_replica(ReplicaSpec(ReplicaId(name)))
+        self._timing = TimingSamples(cluster, None)
+
+    def computes(self, placed_at: float, predicted_s: float, now: float, *, seen: bool = True) -> None:
+        window_entry = WindowEntry(ReplicaIndex(2), placed_at, predicted_s, 1, Root(""))
+        entry = InFlightRequest(Request.of("r", [1]), ReplicaIndex(2), placed_at, Root(""), window_entry, 1)
+        self._timing.placed(entry)
+        self._timing.first_token(entry, now, seen=seen)
+
+
 def queued(predicted_s: float, measured_s: float) -> ReplicaSpeeds:
     """Two usual replicas, and one that computes one prompt after the other for two minutes."""
-    speeds = noted(1.0, 1.0)
-    speeds.add_replica(2)
+    queue = Queue()
     for step in range(1, int(120 / measured_s)):
-        speeds.note_prefill_end(2, 0.0, predicted_s, step * measured_s)
-        speeds.update(step * measured_s)
-    return speeds
+        queue.computes(0.0, predicted_s, step * measured_s)
+        queue.speeds.update(step * measured_s)
+    return queue.speeds
 
 
 def test_a_replica_that_gets_little_done_of_a_long_queue_is_slow() -> None:
@@ -127,23 +149,21 @@ def test_a_long_queue_that_is_done_as_predicted_makes_nobody_slow(prompt_s: floa
 
 
 def test_time_in_which_a_replica_may_have_had_nothing_to_compute_does_not_count() -> None:
-    speeds = noted(1.0, 1.0)
-    speeds.add_replica(2)
+    queue = Queue()
     for step in range(20):
-        speeds.note_prefill_end(2, 10.0 * step + 9.5, 0.5, 10.0 * step + 10.0)
-    assert slowness(speeds, 200.0) is None
+        queue.computes(10.0 * step + 9.5, 0.5, 10.0 * step + 10.0)
+    assert slowness(queue.speeds, 200.0) is None
 
 
 def test_a_prompt_of_an_answer_that_is_not_streamed_counts_as_done_and_ends_nothing() -> None:
-    speeds = noted(1.0, 1.0)
-    speeds.add_replica(2)
+    queue = Queue()
     for step in range(1, 12):
-        speeds.note_prefill_end(2, None, 4.5, 5.0 * step)
-        speeds.note_prefill_end(2, 0.0, 0.5, 5.0 * step)
-    assert slowness(speeds, 60.0) is None
+        queue.computes(0.0, 4.5, 5.0 * step, seen=False)
+        queue.computes(0.0, 0.5, 5.0 * step)
+    assert slowness(queue.speeds, 60.0) is None
     for step in range(20, 40):
-        speeds.note_prefill_end(2, None, 0.1, 5.0 * step)
-    assert slowness(speeds, 210.0) is None
+        queue.computes(0.0, 0.1, 5.0 * step, seen=False)
+    assert slowness(queue.speeds, 210.0) is None
 
 
 def simulated(**speeds: float) -> SimResult:

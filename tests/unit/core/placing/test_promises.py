@@ -146,19 +146,18 @@ def test_an_excess_is_known_once_enough_outcomes_are() -> None:
     outcomes = Outcomes()
     for number in range(31):
         outcomes.note(1.0, 2.0 + number)
-    assert outcomes.excess_s() == 0.0
+    assert (outcomes.are_enough, outcomes.excess_s) == (False, 0.0)
     outcomes.note(1.0, 33.0)
-    assert outcomes.excess_s(0.0) == 1.0
-    assert outcomes.excess_s() == 32.0
+    assert (outcomes.are_enough, outcomes.excess_s) == (True, 32.0)
 
 
 def test_the_excess_is_that_of_the_last_outcomes_sorted() -> None:
     outcomes, rng = Outcomes(), Random(0)
     actual_s = [rng.choice((1.0, 1.25, rng.random())) for _ in range(700)]
-    for time_s in actual_s:
+    for known, time_s in enumerate(actual_s, 1):
         outcomes.note(1.0, time_s)
-    last = sorted(time_s - 1.0 for time_s in actual_s[-256:])
-    assert [outcomes.excess_s(share) for share in (0.0, 0.5, 0.98, 1.0)] == [last[at] for at in (0, 128, 250, 255)]
+        last = sorted(time_s - 1.0 for time_s in actual_s[max(known - 256, 0) : known])
+        assert known < 32 or outcomes.excess_s == last[int(0.98 * len(last))]
 
 
 def test_only_the_last_outcomes_count() -> None:
@@ -167,7 +166,7 @@ def test_only_the_last_outcomes_count() -> None:
         outcomes.note(1.0, 5.0)
     for _ in range(256):
         outcomes.note(1.0, 1.5)
-    assert outcomes.excess_s() == 0.5
+    assert outcomes.excess_s == 0.5
 
 
 def test_the_end_of_a_promise_is_forgotten_with_its_replica() -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from preble.core.placing.running_answers import LOOKS, OUTLIVED
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import ReplicaId, Request, RequestId
+from preble.core.prefixes.radix_tree import Match, expected_output_tokens
+from preble.core.types import ReplicaId, Request, RequestId, pack_tokens
 from support.by_hand import A, B, run_of, scheduler_of
 
 DOC = run_of(1, 50)
@@ -30,8 +31,11 @@ def ask(made: GlobalScheduler, name: str, now: float, *, replica: ReplicaId = A)
 
 def expected(made: GlobalScheduler) -> float:
     """The length of the answer to another question about the document."""
-    match = made._cluster.match(Request.of("probe", [*DOC, 0]), "")
-    return made._cluster.expected_output_tokens(match.path)
+    return expected_output_tokens(probed(made).path, made._cluster.window.mean_answer_tokens)
+
+
+def probed(made: GlobalScheduler) -> Match:
+    return made._cluster.index.match(pack_tokens([*DOC, 0]))
 
 
 def in_flight(made: GlobalScheduler, replica: ReplicaId = A) -> int:
@@ -74,8 +78,8 @@ def test_an_answer_that_has_ended_counts_as_long_as_it_was_whatever_was_noted_wh
             made.on_finish(RequestId(name), 700, 20.0)
     for i in range(10):
         noted.on_finish(RequestId(f"late {i}"), 0, 20.0)
-    assert plain._cluster.match(Request.of("probe", [*DOC, 0]), "").path
-    history = noted._cluster.match(Request.of("probe", [*DOC, 0]), "").path[0].history
+    assert probed(plain).path
+    history = probed(noted).path[0].history
     assert history is not None
     assert history._tokens <= 2 * 700 + 1
 

@@ -9,6 +9,7 @@ import pytest
 from preble.core.costs.refit import RefitSettings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.prefixes import learned_lengths as module
+from preble.core.prefixes.radix_tree import expected_output_tokens
 from preble.core.types import Learned, LearnedLength, Request, RequestId, pack_tokens
 from support.by_hand import A, B, run_of, scheduler_of
 
@@ -28,8 +29,8 @@ def ask(
 
 
 def expected(made: GlobalScheduler, prefix: list[int], namespace: str = "") -> float:
-    match = made._cluster.match(Request(RequestId("probe"), pack_tokens([*prefix, 0]), namespace=namespace), "")
-    return made._cluster.expected_output_tokens(match.path)
+    match = made._cluster.index.match(pack_tokens([*prefix, 0]), namespace)
+    return expected_output_tokens(match.path, made._cluster.window.mean_answer_tokens)
 
 
 def learned() -> Learned:

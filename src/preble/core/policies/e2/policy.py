@@ -9,6 +9,8 @@ from random import Random
 from typing import Final
 
 from preble.core.cluster.state import ClusterState
+from preble.core.policies.cost_table import load_costs
+from preble.core.policies.e2.key_portion import KeyPortion
 from preble.core.policies.e2.rebalance import Rebalancer, RebalanceSettings
 from preble.core.policies.policy import Choice, Watching
 from preble.core.policies.view import ClusterView
@@ -109,23 +111,23 @@ class E2(Watching):
 
         O(depth + holders of the key portion + victims) to exploit, O(replicas) to explore.
         """
-        cached_tokens = view.cached_tokens
-        if view.request.num_prompt_tokens - cached_tokens < cached_tokens:
-            return self._exploit(view, rng)
+        key = KeyPortion(view)
+        if view.request.num_prompt_tokens - key.cached_tokens < key.cached_tokens:
+            return self._exploit(view, key, rng)
         return self._explore(view, rng)
 
-    def _exploit(self, view: ClusterView, rng: Random) -> Choice:
-        holders = view.key_holders
+    def _exploit(self, view: ClusterView, key: KeyPortion, rng: Random) -> Choice:
+        holders = key.holders
         if not self._rebalance:
-            costs = view.costs(holders)
+            costs = load_costs(view, holders)
             return Choice(costs.cheapest(rng), Reason.EXPLOIT, costs)
-        prefix_tokens, replicas = view.key_prefix_tokens, holders
+        prefix_tokens, replicas = key.prefix_tokens, holders
         if (replicated := self._replicated_on(view)) is not None:
             prefix_tokens, replicas = replicated
-        costs = view.costs(replicas)
+        costs = load_costs(view, replicas)
         choice = Choice(costs.cheapest(rng), Reason.EXPLOIT, costs)
         if self._sheds(view, choice.replica) and (redirected := self._redirect(view, choice.replica, rng)) is not None:
-            choice, prefix_tokens = redirected, view.key_prefix_tokens
+            choice, prefix_tokens = redirected, key.prefix_tokens
         elif choice.replica not in holders:
             choice.reason = Reason.REPLICATE
         self._note(view, choice.replica, prefix_tokens)
@@ -156,7 +158,7 @@ class E2(Watching):
         """
         lightest_s = view.lightest_load_s()
         lightest = rng.choice([replica for replica in view.replicas if view.load_s[replica] == lightest_s])
-        costs = view.costs([heavy, lightest])
+        costs = load_costs(view, [heavy, lightest])
         there, here = costs[1], costs[0]
         price_s = there.eviction_s + there.prefill_s - here.eviction_s - here.prefill_s
         saved_s = view.waiting_prefill_s[heavy] - view.waiting_prefill_s[lightest] - price_s
@@ -166,8 +168,8 @@ class E2(Watching):
         if self._mix_decode:
             decoding = self._mostly_decoding(view)
             if decoding is not None:
-                return Choice(decoding, Reason.BALANCE, view.costs([decoding]))
-        costs = view.costs(view.replicas)
+                return Choice(decoding, Reason.BALANCE, load_costs(view, [decoding]))
+        costs = load_costs(view, view.replicas)
         return Choice(costs.cheapest(rng), Reason.EXPLORE, costs)
 
     def _mostly_decoding(self, view: ClusterView) -> ReplicaIndex | None:
@@ -205,8 +207,8 @@ class E2(Watching):
         """The request goes to `replica` because of the prefix of this length: watch how long it queues."""
         node = view.match.node_at(prefix_tokens) if prefix_tokens else None
         if node is not None:
-            prefill_s = view.prefill_s(view.matched_on(replica)) + view.loading_s(replica)
-            self._asked[view.request.request_id] = _Asked(node, replica, view.now, prefill_s, view.eligible)
+            asked = _Asked(node, replica, view.now, view.own_prefill_s(replica), view.eligible)
+            self._asked[view.request.request_id] = asked
 
     def on(self, event: SchedulerEvent, now: float) -> None:
         """See `Watching`."""
