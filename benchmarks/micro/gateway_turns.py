@@ -4,9 +4,9 @@
 
 Both gateways run all the time, each before replicas of its own, and only one is asked at a time. A pair asks both
 for the same, in alternating order; its ratio is today's CPU time by the earlier one's. What else the machine does
-slows both of a pair, so on a busy machine ratios say more than the cheapest round does. The interval holds the median
-ratio in 95 of 100 draws of as many pairs. The requests ask for an answer only: no
-target, class, session or hint.
+slows both of a pair, so on a busy machine ratios say more than the cheapest round does. The interval holds the
+median ratio in 95 of 100 draws of as many pairs. The requests ask for nothing but an answer: no target,
+class, session or hint.
 """
 
 from __future__ import annotations
@@ -114,10 +114,11 @@ async def measure(args: argparse.Namespace, folder: Path) -> list[Turns]:
     return list(rows.values())
 
 
-def line_of(row: Turns) -> str:
+def cells_of(row: Turns) -> tuple[str, ...]:
+    """Return what a table says of one kind of request."""
     low, high = row.interval()
-    before_us, after_us = np.median(row.before_us), np.median(row.after_us)
-    return f"{row.case!s:30} {before_us:8.0f} {after_us:8.0f}   {row.ratio:.3f} ({low:.3f} to {high:.3f})"
+    medians = (f"{np.median(us):.0f}" for us in (row.before_us, row.after_us))
+    return (f"{row.case}".strip(), *medians, f"{row.ratio:.3f}", f"{low:.3f} to {high:.3f}")
 
 
 def main() -> None:
@@ -131,11 +132,13 @@ def main() -> None:
     args.versions = {}
     with tempfile.TemporaryDirectory() as folder:
         rows = uvloop.run(measure(args, Path(folder)))
-    today = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
-    made = of_machine(args) | {"before": args.commit, "after": today.strip()[:12], "requests": args.requests}
+    describe = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    today = subprocess.run(describe, cwd=ROOT, capture_output=True, check=True, text=True).stdout
+    made = of_machine(args) | {"before": args.commit, "after": today.strip(), "requests": args.requests}
     write_json(args.json, made | {"turns": [asdict(row) for row in rows]})
     if args.json != STDOUT:
-        print(f"{'us of CPU a request':30} {'before':>8} {'after':>8}   ratio (95 %)", *map(line_of, rows), sep="\n")
+        print("us of CPU a request | before | after | ratio | 95 of 100 draws")
+        print(*map(" | ".join, map(cells_of, rows)), sep="\n")
 
 
 if __name__ == "__main__":

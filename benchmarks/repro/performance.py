@@ -24,6 +24,7 @@ import gateway_calls  # noqa: E402
 import gateway_cluster  # noqa: E402
 import gateway_cost  # noqa: E402
 import gateway_rate  # noqa: E402
+import gateway_turns  # noqa: E402
 import place  # noqa: E402
 import simulate  # noqa: E402
 import workers_cost  # noqa: E402
@@ -245,6 +246,20 @@ def workers_table() -> str:
     return markdown(Table(columns, rows, caption=f"µs of CPU time a request, {kept.get('core', 'plain')} core."))
 
 
+def turns_table() -> str:
+    """Whether requests cost more than with an earlier commit."""
+    kept = kept_or_none("gateway_turns")
+    if kept is None:
+        return NOT_RUN
+    rows = msgspec.convert(kept["turns"], list[gateway_turns.Turns])
+    columns = ("one request", "before", "after", "ratio of pairs, median", "95 of 100 draws")
+    caption = (
+        f"µs of CPU time, {kept['core']} core; {len(rows[0].before_us)} pairs, {kept['before']} and {kept['after']}"
+    )
+    cells = [gateway_turns.cells_of(row) for row in rows]
+    return markdown(Table(columns, cells, caption=f"{caption}; load of the machine {kept['load']:.0f}."))
+
+
 def kept_or_none(name: str) -> Any:
     """The kept result of that name, if there is one."""
     return known(name) if (RESULTS / f"{name}.json").exists() else None
@@ -269,6 +284,7 @@ MADE: dict[str, Callable[[], str]] = {
     "gateway-rate": rate_table,
     "gateway-cluster": cluster_table,
     "gateway-calls": calls_table,
+    "gateway-turns": turns_table,
     "workers": workers_table,
     "packages": packages_table,
 }
