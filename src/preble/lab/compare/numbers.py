@@ -169,7 +169,7 @@ def caution(result: CompareResult, workload: str) -> str:
         return ""
     return (
         f"{workload}: at the best capacity all requests arrive within {lasting_s:.1f} s, too short for queues to grow; "
-        f"capacities come out too high. Give more requests: {_MANY * patience_s * best.capacity_rps.mean:.0f} or more."
+        f"capacities come out too high. {_more(_MANY * patience_s * best.capacity_rps.mean)}"
     )
 
 
@@ -181,9 +181,13 @@ def _only_from_cold(runs: Sequence[Run], best: PolicyStanding, slo: CapacitySlo,
         return ""
     return (
         f"{highest.label}: at {highest.rps:.3g} requests/s all requests arrive within {highest.steady.lasted_s:.0f} s, "
-        "less than the policy's window: a burst from cold, whose capacity no service keeps. Give more requests: "
-        f"{math.ceil(window_s * highest.rps)} or more."
+        "less than the policy's window: a burst from cold, whose capacity no service keeps. "
+        f"{_more(window_s * highest.rps)}"
     )
+
+
+def _more(num_requests: float) -> str:
+    return f"Give more requests, {math.ceil(num_requests)}; of a trace that has fewer, --requests draws them again."
 
 
 def _ended_by_failures(runs: Sequence[Run], slo: CapacitySlo) -> list[Run]:

@@ -544,7 +544,7 @@ def test_capacities_that_end_where_requests_fail_are_said_to() -> None:
 
 
 def test_short_runs_are_said_to_be_too_short(result: CompareResult) -> None:
-    assert "Give more requests: 9000 or more" in caution(result, "tools")
+    assert "Give more requests, 9000; of a trace" in caution(result, "tools")
     patient = msgspec.structs.replace(result, plan=small(slo=CapacitySlo(ttft_p99_s=0.001)))
     assert caution(patient, "tools") == ""
 
