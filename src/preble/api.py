@@ -27,8 +27,8 @@ from preble.core.policies.policy import Policy as Policy
 from preble.core.policies.scoring import choose_by as choose_by
 from preble.core.policies.transfers import TransferOptions as TransferOptions
 from preble.core.policies.view import ClusterView as ClusterView
-from preble.core.policies.view import PromptPiece as PromptPiece
 from preble.core.policies.view import ReplicaView as ReplicaView
+from preble.core.prefixes.history import PromptPiece as PromptPiece
 from preble.core.replica_index import ReplicaIndex as ReplicaIndex
 from preble.core.types import BlocksDemoted as BlocksDemoted
 from preble.core.types import BlocksEvicted as BlocksEvicted

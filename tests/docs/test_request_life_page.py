@@ -37,7 +37,7 @@ def test_the_serving_page_lists_the_whole_interface(of: type) -> None:
     [table] = re.findall(rf"^\| `{of.__name__}` \| \|\n((?:\|.*\n)+)", SERVING, re.MULTILINE)
     listed = {name for row in table.splitlines() for name in re.findall(r"`(\w+)[^`]*`", row.split("|")[1])}
     attributes = (
-        {"admitted", "ids", "members", "replicas", "scheduler", "recent", "stored", "telemetry"}
+        {"admitted", "ids", "members", "place", "replicas", "scheduler", "recent", "stored", "telemetry"}
         if of is Serving
         else set()
     )

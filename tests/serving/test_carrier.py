@@ -59,7 +59,7 @@ class Carrier:
         parsed = await self.admissions.enter_async_context(
             self.intake.admitted(await self.parse(request_id=request_id))
         )
-        return await self.intake.place(await self.intake.tokenize(parsed), parsed)
+        return await self.intake.place(await self.intake.tokenize(parsed), parsed.terms)
 
     async def settled(self) -> None:
         """Wait until everything that was reported has arrived: what is asked after it is answered after it."""
@@ -257,13 +257,13 @@ async def test_each_prompt_of_a_list_is_a_request_of_its_own(decided: str) -> No
         assert [(r.request_id, r.num_prompt_tokens) for r in requests] == [("r#0", 1), ("r#1", 2)]
         async with one.intake.admitted(parsed) as parsed:
             for request in requests:
-                (await one.intake.place(request, parsed)).end()
+                (await one.intake.place(request, parsed.terms)).end()
 
 
 async def test_admission_ids_and_errors_are_the_same_without_endy_carrier(decided: str) -> None:
     async with carrier(decided, 1, limits=LimitsConfig(max_in_flight=1)) as (one, _):
         async with one.intake.admitted(await one.parse()) as parsed:
-            placed = await one.intake.place(await one.intake.tokenize(parsed), parsed)
+            placed = await one.intake.place(await one.intake.tokenize(parsed), parsed.terms)
             with pytest.raises(Overloaded):
                 await one.place("another")
             placed.end()

@@ -50,7 +50,8 @@ class FrontOfTwo:
         """Place the request, or place it again after its `first` placement; its end is the caller's."""
 
         async def placed() -> Placed:
-            return await (self.front_end.place(self.request, self.parsed) if first is None else first.place_again())
+            placing = self.front_end.place(self.request, self.parsed.terms) if first is None else first.place_again()
+            return await placing
 
         return asyncio.create_task(placed())
 

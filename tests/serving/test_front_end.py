@@ -69,7 +69,7 @@ class Host:
         front_end = self.front_end
         parsed = await front_end.parse(COMPLETIONS, headers or {}, BODY, name, caller)
         async with front_end.admitted(parsed) as parsed:
-            placed = await front_end.place(await front_end.tokenize(parsed), parsed)
+            placed = await front_end.place(await front_end.tokenize(parsed), parsed.terms)
             try:
                 yield placed
             finally:
@@ -171,7 +171,7 @@ async def test_a_number_that_no_message_can_have_is_placed_all_the_same(tmp_path
         front_end = one.front_end
         parsed = await front_end.parse(COMPLETIONS, {}, b'{"prompt": "hello", "max_tokens": %d}' % 2**70, "r")
         async with front_end.admitted(parsed) as parsed:
-            (await front_end.place(await front_end.tokenize(parsed), parsed)).end()
+            (await front_end.place(await front_end.tokenize(parsed), parsed.terms)).end()
         await eventually(lambda: one.serving.num_admitted == 0)
         assert not front_end._link._asked and not front_end._link._tickets
 
@@ -393,7 +393,7 @@ async def ask(intakes: Sequence[Intake], prompt: str, number: int, clock: Clock)
         for intake in intakes:
             parsed = await intake.parse(COMPLETIONS, {}, body, f"r{number}")
             parsed = await admissions.enter_async_context(intake.admitted(parsed))
-            placed = await intake.place(await intake.tokenize(parsed), parsed)
+            placed = await intake.place(await intake.tokenize(parsed), parsed.terms)
             if number % 5 == 0:
                 placed.end(EngineProtocolError("nonsense"))
                 placed = await placed.place_again()

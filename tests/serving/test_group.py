@@ -54,7 +54,7 @@ class Gateway:
     async def place(self, request_id: str, caller: Caller = ANYBODY) -> Placed:
         body = json.dumps({"model": "tiny", "prompt": PROMPT}).encode()
         parsed = await self.serving.parse(COMPLETIONS, {}, body, request_id, caller)
-        return await self.serving.place(await self.serving.tokenize(parsed), parsed)
+        return await self.serving.place(await self.serving.tokenize(parsed), parsed.terms)
 
     def metric(self, name: str) -> float:
         lines = self.serving.telemetry.exposition().decode().splitlines()

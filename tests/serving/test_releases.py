@@ -10,7 +10,7 @@ import pytest
 
 from gateway.fakes import replicas
 from preble.core.types import ReplicaId
-from preble.core.types.life import Ended, Started
+from preble.core.types.life import Outcome, Started
 from preble.errors import EngineGone
 from preble.prompts.endpoints import COMPLETIONS
 from preble.rules.callers import Caller
@@ -34,7 +34,7 @@ def fails_afterwards(method: Callable[..., Any]) -> Callable[..., Any]:
 async def place(serving: Serving) -> Placed:
     parsed = await serving.parse(COMPLETIONS, {}, b'{"prompt": "hello"}', "r", CALLER)
     async with serving.admitted(parsed) as parsed:
-        return await serving.place(await serving.tokenize(parsed), parsed)
+        return await serving.place(await serving.tokenize(parsed), parsed.terms)
 
 
 def assert_released(serving: Serving, replica: str) -> None:
@@ -73,7 +73,9 @@ async def check(
 
 
 HEAR_BOTH = ["_placements.timer.on", "_placements.ejection.on", "recent.on", "telemetry.on", "_turns.on"]
-HEAR_THE_END = ["_placements.quarantine.on", "replicas.on"]
+HEAR_THE_END = ["_placements.quarantine.on"]
+HEAR_FAILURES = ["replicas.on"]
+BROKEN = EngineGone("broken")
 
 
 @pytest.mark.parametrize("failing", [*HEAR_BOTH, "scheduler.next_timer"])
@@ -84,8 +86,13 @@ async def test_a_placement_that_fails_as_it_begins_is_released(monkeypatch: pyte
     await check(monkeypatch, failing, begin)
 
 
-@pytest.mark.parametrize("error", [None, EngineGone("broken")])
-@pytest.mark.parametrize("failing", [*HEAR_BOTH, *HEAR_THE_END, "scheduler.on_finish"])
+@pytest.mark.parametrize(
+    ("failing", "error"),
+    [
+        *((failing, None) for failing in [*HEAR_BOTH, *HEAR_THE_END, "scheduler.on_finish"]),
+        *((failing, BROKEN) for failing in [*HEAR_BOTH, *HEAR_THE_END, *HEAR_FAILURES, "scheduler.on_finish"]),
+    ],
+)
 async def test_a_placement_is_released_whatever_fails_as_it_ends(
     monkeypatch: pytest.MonkeyPatch, failing: str, error: EngineGone | None
 ) -> None:
@@ -104,7 +111,9 @@ async def test_every_listener_of_a_running_gateway_is_in_the_one_list(monkeypatc
     async with replicas(1) as [fake]:
         serving = await Serving.start(quick_config([fake.url]))
         try:
-            for kind, names in ((Started, HEAR_BOTH), (Ended, [*HEAR_BOTH, *HEAR_THE_END])):
+            at_end = [*HEAR_BOTH, *HEAR_THE_END]
+            kinds = (Started, HEAR_BOTH), (Outcome.OK, at_end), (Outcome.ENGINE_GONE, [*at_end, *HEAR_FAILURES])
+            for kind, names in kinds:
                 named = [attrgetter(name.removesuffix(".on"))(serving) for name in names]
                 assert set(map(id, serving._placements._listeners[kind])) == set(map(id, named))
         finally:

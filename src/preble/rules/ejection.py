@@ -99,6 +99,15 @@ class _Replica:
     probe: RequestId | None = None
     num_good_probes: int = 0
 
+    def heard(self, request_id: RequestId, sent_at: float, now: float) -> None:
+        """The first byte of a usable answer has come, or all of it."""
+        self.answered_at = now
+        if sent_at > self.held_at:
+            self.held_until = min(self.held_until, now)
+        if (sent := self.unheard.pop(request_id, None)) is not None:
+            wait_s = now - sent.at
+            self.waits.append(_Wait(now, wait_s, wait_s / max(sent.expected_s, 1e-3)))
+
     def forget_before(self, time: float) -> None:
         while self.ends and self.ends[0][0] < time:
             self.ends.popleft()
@@ -235,21 +244,15 @@ class EjectionTable:
 
     def heard(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
         """The first byte of a usable answer has come."""
-        replica = self._replicas.get(replica_id)
-        if replica is None or request_id not in replica.running:
-            return
-        replica.answered_at = now
-        if replica.running[request_id] > replica.held_at:
-            replica.held_until = min(replica.held_until, now)
-        if (sent := replica.unheard.pop(request_id, None)) is not None:
-            wait_s = now - sent.at
-            replica.waits.append(_Wait(now, wait_s, wait_s / max(sent.expected_s, 1e-3)))
+        if (replica := self._replicas.get(replica_id)) is not None and request_id in replica.running:
+            replica.heard(request_id, replica.running[request_id], now)
 
     def succeeded(self, replica_id: ReplicaId, request_id: RequestId, now: float) -> None:
         """The answer is complete and usable."""
-        self.heard(replica_id, request_id, now)
-        if (replica := self._ended(replica_id, request_id)) is None:
+        replica = self._replicas.get(replica_id)
+        if replica is None or (sent_at := replica.running.pop(request_id, None)) is None:
             return
+        replica.heard(request_id, sent_at, now)
         replica.ends.append((now, False))
         replica.num_consecutive = 0
         if replica.probe == request_id:

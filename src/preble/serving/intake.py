@@ -58,10 +58,16 @@ class Intake:
         place: Callable[[Request, Terms], Awaitable[Placed]],
     ) -> None:
         """`admitted`, `place`: by whoever decides; see below."""
+        self.place = place
+        """Places a request of these terms on a replica that serves its model, at its tenant's turn. Requests without a
+        key do not wait. The caller must end the placement.
+
+        Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its turn cannot come in time. RequestError: a
+        header about its turn is wrong.
+        """
         self.admitted = admitted
         """Returns a context in which a request may be placed and answered. What `Admission.enter` raises may come from
         `place` instead."""
-        self._place = place
         self.replicas = replicas
         self.telemetry = telemetry
         self._config = config
@@ -203,15 +209,6 @@ class Intake:
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
 
-    def place(self, request: Request, parsed: ParsedRequest) -> Awaitable[Placed]:
-        """Place a request on a replica that serves its model, at its tenant's turn. Requests without a key do not wait.
-        The caller must end the placement.
-
-        Raises: NoReplicaError, PromptTooLong, UnknownModel. Overloaded: its turn cannot come in time. RequestError: a
-        header about its turn is wrong.
-        """
-        return self._place(request, parsed.terms)
-
     async def place_together(
         self, parsed: ParsedRequest, avoid: Callable[[], frozenset[ReplicaId]] = frozenset
     ) -> list[Placed]:
@@ -224,7 +221,8 @@ class Intake:
             for index in range(parsed.num_prompts):
                 request = await self.tokenize(parsed, index)
                 others = frozenset(self.replicas) - {placed[0].placement.replica_id} if placed else avoid()
-                placed.append(await self.place(dataclasses.replace(request, avoid=request.avoid | others), parsed))
+                request = dataclasses.replace(request, avoid=request.avoid | others)
+                placed.append(await self.place(request, parsed.terms))
         except BaseException:
             for one in placed:
                 one.cancelled()

@@ -20,7 +20,18 @@ from preble.config import EjectionConfig, RetryConfig
 from preble.core.placing.promises import Forecast
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, ReplicaId, Request, RequestId
-from preble.core.types.life import Alive, Ended, Fact, FirstToken, Lost, Moved, Started, TransferFailed, Transferred
+from preble.core.types.life import (
+    Alive,
+    Ended,
+    Fact,
+    FirstToken,
+    Lost,
+    Moved,
+    Outcome,
+    Started,
+    TransferFailed,
+    Transferred,
+)
 from preble.decisions.recent import RecentDecisions
 from preble.engines.http import HttpClient
 from preble.errors import NoReplicaError, Quarantined
@@ -88,6 +99,11 @@ _LEAST_WAIT_S = 0.05
 """Beyond its prefill, roughly what a first byte takes."""
 
 
+Kind = type[Fact] | Outcome
+"""What a listener asks for: a kind of fact, or of `Ended` one outcome only."""
+_FAILURES = (Outcome.REJECTED, *(outcome for outcome in Outcome if outcome.blames_replica))
+
+
 class PlacementListener(Protocol):
     """Hears of every placement: of the kinds of facts that it asks for."""
 
@@ -121,20 +137,21 @@ class Placements:
         self.loop = asyncio.get_running_loop()
         self._lost: set[LocalPlaced] = set()
         """Those whose replica has left the rotation, and which may still end well there."""
-        self._listeners: dict[type[Fact], list[PlacementListener]] = {
-            kind: [] for kind in (Started, Transferred, TransferFailed, FirstToken, Moved, Lost, Alive, Ended)
+        self._listeners: dict[Kind, list[PlacementListener]] = {
+            kind: [] for kind in (Started, Transferred, TransferFailed, FirstToken, Moved, Lost, Alive, *Outcome)
         }
         self.listen(self.timer, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
         self.listen(self.ejection, Started, FirstToken, Moved, Ended)
         self.listen(self.quarantine, Ended)
-        self.listen(self.replicas, Ended)
+        self.listen(self.replicas, *_FAILURES)
         self.listen(recent, Started, Transferred, TransferFailed, FirstToken, Lost, Ended)
         self.listen(telemetry, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
 
-    def listen(self, listener: PlacementListener, *kinds: type[Fact]) -> None:
+    def listen(self, listener: PlacementListener, *kinds: Kind) -> None:
         """Let one more hear of facts of these kinds from now on, after those that hear already."""
         for kind in kinds:
-            self._listeners[kind].append(listener)
+            for one in Outcome if kind is Ended else (kind,):
+                self._listeners[one].append(listener)
 
     def leave(self, listener: PlacementListener) -> None:
         """Let one that hears hear no more."""
@@ -152,14 +169,16 @@ class Placements:
 
     def tell(self, placed: LocalPlaced, fact: Fact) -> None:
         """Let all listeners hear. Raises: what the first that fails raises, after the others have heard."""
+        kind: Kind = type(fact)
         if isinstance(fact, Ended):
+            kind = fact.outcome
             if placed.is_lost:
                 self._lost.discard(placed)
             else:
                 del self.in_flight[placed.placement.request_id]
         now = self.loop.time()
         failure: BaseException | None = None
-        for listener in self._listeners[type(fact)]:
+        for listener in self._listeners[kind]:
             try:
                 listener.on(placed, fact, now)
             except BaseException as error:  # noqa: BLE001 (whoever fails, the others must let go of it)

@@ -56,7 +56,7 @@ class Serving(Intake):
     with serving.ids.taken(headers) as request_id:
         parsed = await serving.parse(endpoint, headers, body, request_id)
         async with serving.admitted(parsed) as parsed:
-            placed = await serving.place(await serving.tokenize(parsed), parsed)
+            placed = await serving.place(await serving.tokenize(parsed), parsed.terms)
             ...  # carry the bytes to placed.engine and back, reporting to `placed`
             placed.end()
     await serving.close()

@@ -10,7 +10,7 @@ Kept incrementally: O(1) a request, its end and its expiry. L itself is computed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import exp, inf, log
 from typing import Final
 
@@ -45,10 +45,11 @@ class WindowEntry:
 class LoadWindow:
     """Work placed on each replica within the last `window_s` seconds. Lists are by replica index, for reading only.
 
-    `num_requests`: requests in the window. `mean_output_tokens`: mean output length seen there in the window; where no
-    request finished, that of all replicas when the replica's sums last changed, or the default. `next_expiry`: when the
-    oldest entry leaves the window, infinity if it is empty. `mean_answer_tokens`: mean output length of all replicas,
-    the default where no request finished. `answer_tokens`: that default, if it is known better.
+    `num_requests`: requests in the window; `num_placed`: those on all replicas. `mean_output_tokens`: mean output
+    length seen there in the window; where no request finished, that of all replicas when the replica's sums last
+    changed, or the default. `next_expiry`: when the oldest entry leaves the window, infinity if it is empty.
+    `mean_answer_tokens`: mean output length of all replicas, the default where no request finished. `answer_tokens`:
+    that default, if it is known better.
     """
 
     def __init__(self, cost_model: CostModel, window_s: float = 180.0, answer_tokens: float | None = None) -> None:
@@ -56,6 +57,7 @@ class LoadWindow:
             raise ValueError(f"window_s must be positive, got {window_s}")
         self.window_s = window_s
         self.num_requests: list[int] = []
+        self.num_placed = 0
         self.mean_output_tokens: list[float] = []
         self.next_expiry = inf
         self._cost_model = cost_model
@@ -73,7 +75,6 @@ class LoadWindow:
         self._all_output_tokens = 0
         self._default_tokens = DEFAULT_OUTPUT_TOKENS if answer_tokens is None else answer_tokens
         self.mean_answer_tokens = self._default_tokens
-        self._num_placed = 0
         self._log_tokens = 0.0
         self._began_at: float | None = None
 
@@ -122,7 +123,7 @@ class LoadWindow:
         self._finished = deque(item for item in self._finished if item[1] != replica)
         self._find_next_expiry()
         self._all_output_tokens -= self._output_tokens[replica]
-        self._num_placed -= self.num_requests[replica]
+        self.num_placed -= self.num_requests[replica]
         self.num_requests[replica] = self._prompt_tokens[replica] = 0
         self._num_finished[replica] = self._output_tokens[replica] = 0
         self._prefill_s[replica] = 0.0
@@ -144,7 +145,7 @@ class LoadWindow:
         self._newest = entry
         if self._oldest_use is None:
             self._oldest_use = entry
-        self._num_placed += 1
+        self.num_placed += 1
         self._log_tokens += log(max(num_prompt_tokens, 1))
         self.num_requests[replica] = self.num_requests[replica] + 1
         self._prefill_s[replica] = self._prefill_s[replica] + prefill_s
@@ -158,7 +159,7 @@ class LoadWindow:
         if replica is None:
             return False
         entry.replica = None
-        self._num_placed -= 1
+        self.num_placed -= 1
         self._log_tokens -= log(max(entry.num_prompt_tokens, 1))
         self.num_requests[replica] -= 1
         self._prompt_tokens[replica] -= entry.num_prompt_tokens
@@ -176,15 +177,12 @@ class LoadWindow:
             self._update(replica)
         entry.prefill_s = prefill_s
 
-    def requests_per_s(self, now: float, among: Sequence[ReplicaIndex] | None = None) -> float:
-        """Return the mean rate of requests placed in the window, on all replicas or `among` some. O(1), or O(among).
+    def requests_per_s(self, now: float, num_placed: int) -> float:
+        """Return the mean rate of requests of which `num_placed` were placed in the window.
 
         Over the time since the first request where that is shorter than the window, though a second at least.
         """
-        if self._began_at is None:
-            return 0.0
-        placed = self._num_placed if among is None else sum([self.num_requests[replica] for replica in among])
-        return placed / min(max(now - self._began_at, 1.0), self.window_s)
+        return 0.0 if self._began_at is None else num_placed / min(max(now - self._began_at, 1.0), self.window_s)
 
     def finish(self, replica: ReplicaIndex, now: float, output_tokens: int) -> None:
         """Note the output length of a request that ended on the replica."""
@@ -216,7 +214,7 @@ class LoadWindow:
     @property
     def typical_prompt_tokens(self) -> float:
         """Geometric mean of the prompts' lengths in the window, on all replicas; 0 where there was none."""
-        return exp(self._log_tokens / self._num_placed) if self._num_placed else 0.0
+        return exp(self._log_tokens / self.num_placed) if self.num_placed else 0.0
 
     @property
     def oldest_use_s(self) -> float:
@@ -257,7 +255,7 @@ class LoadWindow:
 
     def check(self) -> None:
         """Assert that the sums agree with the entries. O(n x replicas); for tests."""
-        assert self._num_placed == sum(self.num_requests)
+        assert self.num_placed == sum(self.num_requests)
         assert abs(self._log_tokens - sum(log(max(entry.num_prompt_tokens, 1)) for entry in self.entries())) < 1e-6
         assert self._all_output_tokens == sum(tokens for _, _, tokens in self._finished)
         for replica in map(ReplicaIndex, range(len(self.num_requests))):

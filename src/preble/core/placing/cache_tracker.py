@@ -78,7 +78,8 @@ class PendingReport:
 class CacheTracker:
     """What each replica caches, by replica index. The settings are those of `GlobalScheduler`.
 
-    `num_unindexed`: prompts and reports for which the budget had no room.
+    `num_unindexed`: prompts and reports for which the budget had no room. `next_timer`: when a pending report is
+    overdue, or the age of estimates is to be checked; infinity if never.
     """
 
     def __init__(
@@ -101,7 +102,8 @@ class CacheTracker:
         self._pending_reports: deque[PendingReport] = deque()
         self._reports: dict[ReplicaIndex, HitReports] = {}
         self._served: dict[ReplicaIndex, deque[tuple[Node, int]]] = {}
-        self._check_age_at: float | None = None
+        self._check_age_at = inf
+        self.next_timer = inf
         self._lost_events: set[ReplicaIndex] = set()
         self._estimated: ReplicaSet = 0
 
@@ -114,7 +116,7 @@ class CacheTracker:
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget the replica. Nothing in flight or in the window may refer to it any more."""
-        self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
+        self._forget_reports(replica)
         self._lost_events.discard(replica)
         self._estimated &= ~(1 << replica)
         del self._reports[replica], self._served[replica]
@@ -197,6 +199,8 @@ class CacheTracker:
         """The request is over. If its work was done, its prompt stays in use until the reports must have come."""
         if work_done and not self._estimated >> entry.replica & 1:
             self._pending_reports.append(PendingReport(now + self._report_grace_s, entry.replica, entry.leaf))
+            if len(self._pending_reports) == 1:
+                self._find_next()
         else:
             self._index.release(entry.replica, entry.leaf)
             if self._index.caches[entry.replica].is_crowded:
@@ -269,7 +273,7 @@ class CacheTracker:
             for report in self._pending_reports:
                 if report.replica == replica:
                     self._index.release(replica, report.leaf)
-            self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
+            self._forget_reports(replica)
         self._index.clear(replica, now)
         host = self._tiers.of(replica).get(Tier.HOST)
         if host is not None and not engine_only:
@@ -310,11 +314,6 @@ class CacheTracker:
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
-    def next_timer(self) -> float:
-        """Return when a pending report is overdue, or the age of estimates is to be checked; infinity if never."""
-        overdue_s = self._pending_reports[0].until if self._pending_reports else inf
-        return overdue_s if self._check_age_at is None else min(overdue_s, self._check_age_at)
-
     def expire(self, now: float) -> None:
         """End what is over by now: requests of the load window, and reports that must have come. Amortised O(1).
 
@@ -328,17 +327,19 @@ class CacheTracker:
         while self._pending_reports and self._pending_reports[0].until <= now:
             report = self._pending_reports.popleft()
             self._index.release(report.replica, report.leaf)
+            self._find_next()
 
     def expire_old(self, now: float) -> None:
         """Forget estimates that nothing has used for too long, if it is time to look. A part at a time: O(1)."""
-        if self._check_age_at is None or self._check_age_at > now:
+        if self._check_age_at > now:
             return
         estimated = [replica for replica in self._replicas.specs if self._is_estimated(replica)]
         estimated += self._tiers.stores()
         limit_s = now - self._belief_ttl_s
         done = all(self._index.forget_unused_since(replica, limit_s, now, _AGE_BATCH) for replica in estimated)
         next_s = now + self._belief_ttl_s * _AGE_CHECK if done else now
-        self._check_age_at = next_s if estimated else None
+        self._check_age_at = next_s if estimated else inf
+        self._find_next()
 
     def pending_reports(self) -> list[tuple[ReplicaIndex, Node]]:
         """(replica index, leaf) of each request that is over and whose reports are still awaited; for tests."""
@@ -352,8 +353,16 @@ class CacheTracker:
 
     def _start_checking_age(self, replica: ReplicaIndex, now: float) -> None:
         ages = self._is_estimated(replica) or Tier.STORE in self._tiers.of(replica)
-        if ages and self._check_age_at is None:
+        if ages and self._check_age_at == inf:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
+            self._find_next()
+
+    def _forget_reports(self, replica: ReplicaIndex) -> None:
+        self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
+        self._find_next()
+
+    def _find_next(self) -> None:
+        self.next_timer = min(self._pending_reports[0].until if self._pending_reports else inf, self._check_age_at)
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
         if self._estimated >> replica & 1:

@@ -71,6 +71,7 @@ class InFlightTable:
         much is cached there, None for no copy. O(prompt tokens + depth).
         """
         num_tokens = request.num_prompt_tokens if assumed_tokens is None else assumed_tokens
+        expected_output_tokens = _rounded(output_tokens)
         confirmed, confirmed_used_s = self._tracker.confirmed(replica, match)
         # The replica's own report will be compared with what the index expects, whether or not that counts.
         expected = (
@@ -85,7 +86,7 @@ class InFlightTable:
         leaf = self._tracker.place(replica, request, match, now)
         window_entry = self._window.add(replica, now, prefill_s, num_tokens, leaf)
         entry = InFlightRequest(request, replica, now, leaf, window_entry, num_tokens - matched)
-        entry.expected_output_tokens = _rounded(output_tokens)
+        entry.expected_output_tokens = expected_output_tokens
         entry.confirmed_tokens = min(confirmed, expected)
         entry.confirmed_used_s = confirmed_used_s
         entry.is_assumed = assumed_tokens is not None

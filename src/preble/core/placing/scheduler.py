@@ -368,7 +368,7 @@ class GlobalScheduler:
 
     def next_timer(self) -> float | None:
         """Return when `on_timer` has something to do next; None if nothing is pending."""
-        earliest = min(self._tracker.next_timer(), self._cluster.window.next_expiry)
+        earliest = min(self._tracker.next_timer, self._cluster.window.next_expiry)
         if self._watching is not None and (watched_at := self._watching.next_timer()) is not None:
             earliest = min(earliest, watched_at)
         corrected_at = self._refit.due_at if self._refit is not None else None

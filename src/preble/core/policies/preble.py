@@ -183,7 +183,8 @@ class _Delays(Sequence[Candidate]):
         typical_tokens, cost_model = int(view.typical_prompt_tokens), view.cost_model
         self._together_s = 2.0 * view.decode_pace * cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         typical_s = cost_model.prefill_s(typical_tokens)
-        self._whole_prefill_s = {self.most_matched: view.prefill_s(self.most_matched)}
+        most_cached_s = cost_model.prefill_s(view.request.num_prompt_tokens - self.most_matched, self.most_matched)
+        self._whole_prefill_s = {self.most_matched: most_cached_s}
         self._elsewhere_s = _least_of_others(
             [_TURNING_AWAY * typical_s + self._waiting_s[replica] for replica in replicas]
         )
@@ -265,10 +266,10 @@ class _Delays(Sequence[Candidate]):
 
         Twice: where others wait for it as well, and on a replica where only those do who come and do not use it.
         """
-        num_tokens = view.request.num_prompt_tokens
-        hit_s = view.prefill_s(view.known_tokens)
-        hit_s += view.decode_pace * view.cost_model.decode_s(self._expected_tokens, num_tokens)
-        whole_s = self._whole_prefill_s[matched] = view.prefill_s(matched)
+        num_tokens, known, model = view.request.num_prompt_tokens, view.known_tokens, view.cost_model
+        hit_s = model.prefill_s(num_tokens - known, known)
+        hit_s += view.decode_pace * model.decode_s(self._expected_tokens, num_tokens)
+        whole_s = self._whole_prefill_s[matched] = model.prefill_s(num_tokens - matched, matched)
         paid_s = paid_alone_s = 0.0
         rate = self._requests_per_s
         for piece in view.pieces(self.most_matched, beyond=matched):

@@ -8,32 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from preble.core.cluster.state import ClusterState, loading_s
-from preble.core.prefixes.history import PrefixHistory
+from preble.core.prefixes.history import PromptPiece
 from preble.core.prefixes.matching import in_use_on, matched_on, matched_tokens, usable_tokens
 from preble.core.prefixes.radix_tree import Match, expected_output_tokens
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import ReplicaId, Request, Tier
-
-
-class PromptPiece:
-    """A piece of a prompt that earlier requests had at the same place: tokens `start` to `end`.
-
-    The last piece may be longer than what the prompt has of it. `holders`: how many replicas cache all of it.
-    `uses_per_s`: requests a second of late that begin with the prefix that ends here.
-    """
-
-    __slots__ = ("_history", "_now", "end", "holders", "start", "uses_per_s")
-
-    def __init__(self, start: int, end: int, holders: int, history: PrefixHistory | None, now: float) -> None:
-        self.start = start
-        self.end = end
-        self.holders = holders
-        self.uses_per_s = history.uses_per_s(now) if history is not None else 0.0
-        self._history, self._now = history, now
-
-    def later_uses(self, ready_s: float) -> float:
-        """Return how many such requests to expect `ready_s` from now or later, if they go on as long as they have."""
-        return self._history.later_uses(self._now, ready_s) if self._history is not None else 0.0
 
 
 class ClusterView:
@@ -52,10 +31,11 @@ class ClusterView:
     `cost_model`; `decode_pace`: how many times as long as it says decoding takes, compared with prefill, 1.0 if about
     right. `expected_output_tokens`: length of the answer to expect, from earlier answers to what this prompt begins
     with. `known_tokens`: leading prompt tokens in the trees, whether or not a replica caches them; never the last one.
-    `recomputed_share`: how likely what is evicted is to be computed again, between 0 and 1; see `Recomputation`.
-    `has_slow_replicas`: whether any takes longer than a typical one. `has_tiers`: whether any has KV outside its
-    engine's memory, which it would have to load. `has_copies`: whether any can copy KV from others; see
-    `TransferOptions`.
+    `requests_per_s`: mean rate in the window to all of `replicas`. `typical_prompt_tokens`: geometric mean of the
+    prompts' lengths there, on any replica; 0 where there was none. `recomputed_share`: how likely what is evicted is to
+    be computed again, between 0 and 1; see `Recomputation`. `has_slow_replicas`: whether any takes longer than a
+    typical one. `has_tiers`: whether any has KV outside its engine's memory, which it would have to load. `has_copies`:
+    whether any can copy KV from others; see `TransferOptions`.
 
     For policies that `watch`: `match`, where the prompt leads in the tree; `eligible`, the same replicas as a set, and
     `trusted`, those of them whose matches count; `now`; `cluster`, of which nothing may be changed.
@@ -91,7 +71,9 @@ class ClusterView:
         "replica_ids",
         "replicas",
         "request",
+        "requests_per_s",
         "trusted",
+        "typical_prompt_tokens",
         "waiting_prefill_s",
         "waiting_prefill_tokens",
     )
@@ -117,6 +99,10 @@ class ClusterView:
         self.expected_output_tokens = expected_output_tokens(match.path, window.mean_answer_tokens)
         self.known_tokens = min(match.num_tokens, max(self._num_tokens - 1, 0))
         self.recomputed_share = cluster.recomputation.share
+        is_whole = len(self.replicas) == len(table.live_replicas)
+        placed = window.num_placed if is_whole else sum([window.num_requests[replica] for replica in self.replicas])
+        self.requests_per_s = window.requests_per_s(now, placed)
+        self.typical_prompt_tokens = window.typical_prompt_tokens
         self.has_tiers = bool(cluster.tiers.places)
         self.has_copies = bool(cluster.links.groups) and request.keeps_kv
         # The last answers of `matched_tokens`, `matched_on` and `prefill_s`; neighbours mostly ask alike.
@@ -151,18 +137,6 @@ class ClusterView:
         """The part of L that is decoding, in seconds."""
         return self._scaled(self._window.decode_load_s)
 
-    @property
-    def typical_prompt_tokens(self) -> float:
-        """Geometric mean of the prompts' lengths in the window, on any replica; 0 where there was none."""
-        return self._window.typical_prompt_tokens
-
-    @property
-    def requests_per_s(self) -> float:
-        """Mean rate of requests in the window to all of `replicas`. O(1) where they are the whole cluster."""
-        if len(self.replicas) == len(self._table.live_replicas):
-            return self._window.requests_per_s(self.now)
-        return self._window.requests_per_s(self.now, self.replicas)
-
     def pieces(self, until: int, beyond: int = 0) -> list[PromptPiece]:
         """Return what the trees know of the prompt: the pieces that reach beyond token `beyond`, up to token `until`.
 
@@ -170,12 +144,13 @@ class ClusterView:
         """
         found = []
         for node in self.match.path:
-            if node.start >= until:
+            start = node.end - node.num_tokens
+            if start >= until:
                 break
             if node.end <= beyond:
                 continue
             holders = (node.full_holders & self._table.live).bit_count()
-            found.append(PromptPiece(node.start, node.end, holders, node.history, self.now))
+            found.append(PromptPiece(start, node.end, holders, node.history, self.now))
         return found
 
     def held_tokens(self, replica: ReplicaIndex) -> int:
@@ -273,8 +248,8 @@ class ClusterView:
         if not alone:
             prompts_tokens += self._table.decoding_tokens[replica] + self._table.waiting_prefill_tokens[replica]
             together += self._table.num_requests[replica]
-        step_s = self.cost_model.decode_iteration_s(together, prompts_tokens)
-        return step_s * self.decode_pace * self.slowness(replica)
+        seconds = self.cost_model.decode_iteration_s(together, prompts_tokens) * self.decode_pace
+        return seconds if self._slowness is None else seconds * self._slowness[replica]
 
     def matched_tokens(self, replicas: Sequence[ReplicaIndex]) -> list[int]:
         """Do as `matched_on`, for each of several replicas. O(replicas + depth)."""
@@ -284,6 +259,10 @@ class ClusterView:
             for replica in replicas:
                 tokens = matched_on(self.match, index.caches[replica]) if self.trusted >> replica & 1 else 0
                 few.append(usable_tokens(tokens, self._num_tokens, sizes[replica]))
+            if len(replicas) == len(self.replicas):
+                self._matched_everywhere = [0] * len(sizes)
+                for replica, tokens in zip(replicas, few, strict=True):
+                    self._matched_everywhere[replica] = tokens
             return few
         held = [0] * len(sizes)
         for mask, tokens in matched_tokens(self.match, index.caches, self.trusted, index.crowded):

@@ -93,3 +93,24 @@ class PrefixHistory:
     def expected_tokens(self, prior: float) -> float:
         """Return output tokens to expect. `prior`: what to expect without this history, if there are few answers."""
         return (self._tokens + PRIOR_ANSWERS * prior) / (self._num_answers + PRIOR_ANSWERS)
+
+
+class PromptPiece:
+    """A piece of a prompt that earlier requests had at the same place: tokens `start` to `end`.
+
+    The last piece may be longer than what the prompt has of it. `holders`: how many replicas cache all of it.
+    `uses_per_s`: requests a second of late that begin with the prefix that ends here.
+    """
+
+    __slots__ = ("_history", "_now", "end", "holders", "start", "uses_per_s")
+
+    def __init__(self, start: int, end: int, holders: int, history: PrefixHistory | None, now: float) -> None:
+        self.start = start
+        self.end = end
+        self.holders = holders
+        self.uses_per_s = history.uses_per_s(now) if history is not None else 0.0
+        self._history, self._now = history, now
+
+    def later_uses(self, ready_s: float) -> float:
+        """Return how many such requests to expect `ready_s` from now or later, if they go on as long as they have."""
+        return self._history.later_uses(self._now, ready_s) if self._history is not None else 0.0

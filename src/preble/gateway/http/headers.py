@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from preble.config import AuthConfig
 from preble.core.types import Placement
@@ -15,6 +16,10 @@ PREDICTED = (
     *(b"x-preble-predicted-ttft-ms", b"x-preble-predicted-ttft-p98-ms"),
     *(b"x-preble-predicted-tpot-ms", b"x-preble-predicted-tpot-p98-ms"),
 )
+_predicted_s: Callable[[Placement], tuple[float | None, ...]] = attrgetter(
+    *("predicted_ttft_s", "predicted_ttft_p98_s", "predicted_tpot_s", "predicted_tpot_p98_s")
+)
+"""Return the times for these headers."""
 _OURS = b"x-preble-"
 
 
@@ -33,17 +38,10 @@ def placement_headers(placements: Sequence[Placement]) -> HeaderList:
         of_all = zip(*map(_predicted_s, placements), strict=True)
         predicted_s = tuple(max((s for s in each if s is not None), default=None) for each in of_all)
     headers = [(REPLICA, replicas.encode()), (REASON, reasons.encode()), (MATCHED_TOKENS, b"%d" % matched_tokens)]
-    headers += [
-        (name, b"%.1f" % (1000 * seconds))
-        for name, seconds in zip(PREDICTED, predicted_s, strict=True)
-        if seconds is not None
-    ]
+    for name, seconds in zip(PREDICTED, predicted_s, strict=True):
+        if seconds is not None:
+            headers.append((name, b"%.1f" % (1000 * seconds)))
     return headers
-
-
-def _predicted_s(one: Placement) -> tuple[float | None, ...]:
-    """Return the times for the headers `PREDICTED`."""
-    return one.predicted_ttft_s, one.predicted_ttft_p98_s, one.predicted_tpot_s, one.predicted_tpot_p98_s
 
 
 def shown_headers(headers: HeaderList, caller: Caller, request_id: str | None) -> HeaderList:

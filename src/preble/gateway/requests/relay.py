@@ -42,7 +42,7 @@ class Placing:
         """Raises: as `Intake.place`."""
         while True:
             try:
-                return await self._serving.place(self._request, self._parsed)
+                return await self._serving.place(self._request, self._parsed.terms)
             except NoReplicaError:
                 if not await self._serving.replica_wait.over():
                     raise
