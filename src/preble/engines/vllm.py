@@ -32,7 +32,7 @@ _P2P_HOST, _P2P_PORT = "localhost", 5710
 _INFO_S = 5.0
 """For an answer that vLLM's first time takes seconds: it runs programs to look at its machine, and keeps the answer."""
 _MOST_LATE = 6
-"""We take vLLM as it is without that answer after so many that came late, one after the other."""
+"""After so many late answers in a row we let vLLM join without that answer, so without copies."""
 FIRST_TO_IGNORE_PRIORITY = (0, 32)
 """The first version that was tried; earlier ones may do so, too."""
 

@@ -31,8 +31,8 @@ class Outcomes:
     """By how many seconds times were longer than predicted, over the last requests.
 
     Differences, not ratios: they are about as large for short times as for long ones, since most come from the
-    iterations that a request shares with others. `are_enough`: so many are known that they say something. `excess_s`:
-    the excess that `_SURE` of them kept; 0 while too few are known.
+    iterations that a request shares with others. `are_enough`: at least `_FEWEST` are
+    known. `excess_s`: the excess that `_SURE` of them kept; 0 while too few are known.
     """
 
     __slots__ = ("_by_age", "_by_size", "are_enough", "excess_s")

@@ -59,8 +59,8 @@ class Copy:
 
 
 class Transfers:
-    """The transfers that are under way. `on_end` is told of each that is over, while its placement is still its call's,
-    and whether the prefix is there.
+    """The transfers that are under way. `on_end` hears of each that is over, and whether the prefix is there; not of
+    one whose request has been placed again since.
     """
 
     def __init__(
