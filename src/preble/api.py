@@ -54,6 +54,7 @@ from preble.core.types import Target as Target
 from preble.core.types import Tier as Tier
 from preble.core.types import Transfer as Transfer
 from preble.core.types import TransferKind as TransferKind
+from preble.core.types import Ways as Ways
 from preble.core.types import pack_tokens as pack_tokens
 from preble.core.types.events import NotPlaced as NotPlaced
 from preble.core.types.events import PeerForgotten as PeerForgotten

@@ -26,7 +26,7 @@ PUBLIC_NAMES = """
     Reason RefitSettings ReplicaAdded ReplicaId ReplicaIndex ReplicaRemoved ReplicaSpec ReplicaState ReplicaView
     Reported Request RequestId RequestPlaced SchedulerEvent SchedulerListener SchedulerState Segment SimConfig
     SimResult Stored Target Tier TimerEvent Transfer TransferFailed TransferKind TransferOptions Transferred
-    TransfersAllowed TrustChanged UnknownRequest Workload WorkloadPlan WorkloadRequest __version__ choose_by
+    TransfersAllowed TrustChanged UnknownRequest Ways Workload WorkloadPlan WorkloadRequest __version__ choose_by
     compare_policies load_profile make_policy make_workload pack_tokens policy_names profile_names read_trace simulate
     workload_names write_trace
 """.split()  # noqa: SIM905

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
 from datetime import UTC, datetime
 from textwrap import fill
 from types import MappingProxyType
@@ -27,6 +28,7 @@ def explain(decision: Decision) -> str:
         _why(decision),
         *_untrusted(decision),
         *_table(decision),
+        *_ways(decision),
         *_afterwards(decision),
     ]
     return "\n".join(parts)
@@ -148,8 +150,8 @@ def _by_delay(decision: Decision) -> str:
     if transfer is not None and transfer.kind is TransferKind.PREFILL:
         where += (
             f"; {transfer.source} computes the prompt and sends {transfer.tokens} tokens there, in "
-            f"{transfer.seconds:.3f} s, so that answers do not stand still meanwhile. Costs of the others lack the "
-            "standstill that awaits the answer there"
+            f"{transfer.seconds:.3f} s, so that answers do not stand still meanwhile. Its sum alone has the standstill "
+            "that awaits the answer; the ways below can be compared"
         )
     elif transfer is not None:
         where += (
@@ -220,9 +222,7 @@ def _table(decision: Decision) -> Iterator[str]:
     if decision.reason is Reason.POLICY and not scored:
         yield f"  {decision.replica} had {decision.matched_tokens} tokens cached."
         return
-    ranked = sorted(decision.candidates, key=lambda c: c.cost_s if c.score is None else c.score)
-    shown = [c for i, c in enumerate(ranked) if i < SHOWN_CANDIDATES or c.replica == decision.replica]
-    width = max([len("replica"), *(len(c.replica) for c in shown)])
+    shown, width = _shown(decision)
     head = _SCORE_HEAD if scored else _DELAY_HEAD if decision.policy == LEAST_DELAY else _COST_HEAD
     loads, copies = any(c.loaded_tokens for c in shown), any(c.copied_tokens for c in shown)
     before = f"{'':8} " * (1 + loads + copies)
@@ -234,8 +234,33 @@ def _table(decision: Decision) -> Iterator[str]:
     yield f"    {'replica':{width}} {'cached':>8} {extra}{own}{head}"
     for candidate in shown:
         yield _row(candidate, width, loads=loads, copies=copies, chosen=candidate.replica == decision.replica)
-    if len(shown) < len(ranked):
-        yield f"    and {len(ranked) - len(shown)} more that cost more"
+    if len(shown) < len(decision.candidates):
+        yield f"    and {len(decision.candidates) - len(shown)} more that cost more"
+
+
+def _shown(decision: Decision) -> tuple[list[CandidateCost], int]:
+    """Return the candidates to show, cheapest first, and the width of their names' column."""
+    ranked = sorted(decision.candidates, key=lambda c: c.cost_s if c.score is None else c.score)
+    shown = [c for i, c in enumerate(ranked) if i < SHOWN_CANDIDATES or c.replica == decision.replica]
+    return shown, max([len("replica"), *(len(c.replica) for c in shown)])
+
+
+_WAYS = ("compute", "load", "copy", "split")
+
+
+def _ways(decision: Decision) -> Iterator[str]:
+    """Yield each candidate's sum for each way to the prompt's KV; nothing where none has more than one way."""
+    shown, width = _shown(decision)
+    sums = [(c, astuple(c.ways)) for c in shown if c.ways is not None]
+    known = [i for i in range(1, len(_WAYS)) if any(of_one[i] is not None for _, of_one in sums)]
+    if not known:
+        return
+    heads = " ".join(f"{_WAYS[i]:>11}" for i in (0, *known))
+    yield f"    {'the sum, if it would':{width}} {heads}  (ms)"
+    for candidate, of_one in sums:
+        mark = "*" if candidate.replica == decision.replica else " "
+        columns = " ".join(f"{'-' if of_one[i] is None else f'{1000 * of_one[i]:.1f}':>11}" for i in (0, *known))
+        yield f"  {mark} {candidate.replica:{max(width, len('the sum, if it would'))}} {columns}"
 
 
 def _row(candidate: CandidateCost, width: int, *, loads: bool, copies: bool, chosen: bool) -> str:

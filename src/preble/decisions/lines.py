@@ -32,6 +32,7 @@ from preble.core.types import (
     RequestId,
     Tier,
     Transfer,
+    Ways,
 )
 from preble.core.types.events import (
     NotPlaced,
@@ -99,7 +100,7 @@ class CandidateRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
 class PlacementRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The scheduler's decision. `copied_tokens`: those of each candidate's matched tokens that it would have copied
-    from another replica; () for none anywhere."""
+    from another replica; () for none anywhere. `ways`: see `Candidate`; () for none."""
 
     replica: str
     reason: Reason
@@ -107,6 +108,7 @@ class PlacementRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     candidates: tuple[CandidateRow, ...]
     transfer: Transfer | None = None
     copied_tokens: tuple[int, ...] = ()
+    ways: tuple[Ways, ...] = ()
 
 
 class PlaceLine(_Event, frozen=True, tag="place"):
@@ -376,6 +378,7 @@ def placement_row(placement: Placement) -> PlacementRow:
         tuple(map(candidate_row, weighed)),
         placement.transfer,
         copied if any(copied) else (),
+        tuple(candidate.ways for candidate in weighed if candidate.ways is not None),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from preble.core.types import Candidate, Placement, Reason, RequestId, Transfer
+from preble.core.types import Candidate, Placement, Reason, RequestId, Transfer, Ways
 from preble.core.types.life import Ended, Fact, FirstToken, Lost, Outcome, Started, TransferFailed, Transferred
 
 CANDIDATES_PER_DECISION = 25
@@ -31,6 +31,7 @@ class CandidateCost(msgspec.Struct, frozen=True):
     own_prefill_s: float | None = None
     copied_tokens: int = 0
     copy_s: float = 0.0
+    ways: Ways | None = None
 
     @property
     def cost_s(self) -> float:
@@ -218,6 +219,7 @@ class RecentDecisions:
                     c.own_prefill_s,
                     c.copied_tokens,
                     c.copy_s,
+                    c.ways,
                 )
                 for c in weighed
             ],

@@ -72,7 +72,7 @@ from preble.core.policies.splitting import Splits
 from preble.core.policies.transfers import TransferOptions
 from preble.core.policies.view import ClusterView
 from preble.core.replica_index import ReplicaIndex
-from preble.core.types import Candidate, Reason
+from preble.core.types import Candidate, Reason, Ways
 
 _EXPLORE: Final = Reason.EXPLORE
 _EXPLOIT: Final = Reason.EXPLOIT
@@ -120,7 +120,9 @@ class Preble:
         copy = delays.copies[i]
         if transfers.splitting:
             splits = Splits(view, transfers, delays.computed(), self._ttft_value)
-            if (split := splits.best(i, delays[i].cost_s)) is not None:
+            split = splits.best(i, delays[i].cost_s)
+            delays.split_s = splits.comparable_s
+            if split is not None:
                 copy, i, candidate = split
                 delays.split = i, candidate
         matched = delays.matched[i] if copy is None else 0
@@ -173,7 +175,7 @@ class _Delays(Sequence[Candidate]):
         self._output_tokens = view.output_tokens_in_flight.copy()
         self._slowness = [view.slowness(replica) for replica in replicas] if view.has_slow_replicas else None
         self._loading_s = [view.loading_s(replica) for replica in replicas] if view.has_tiers else None
-        self._loaded = [view.loaded_tokens(replica) for replica in replicas] if view.has_tiers else None
+        self._loaded = self._loads(view) if view.has_tiers else None
         self._again = view.recomputed_share
         self._requests_per_s = view.requests_per_s
         self._crowd = ttft_value * crowding * self._requests_per_s / len(replicas)
@@ -189,6 +191,15 @@ class _Delays(Sequence[Candidate]):
             [_TURNING_AWAY * typical_s + self._waiting_s[replica] for replica in replicas]
         )
 
+    def _loads(self, view: ClusterView) -> list[tuple[int, float]]:
+        """Return how many tokens each replica has to load, and the seconds for which it would compute these."""
+        found = []
+        for replica, matched in zip(self._replicas, self.matched, strict=True):
+            tokens = view.loaded_tokens(replica)
+            computing_s = view.prefill_s(matched - tokens) - view.prefill_s(matched) if tokens else 0.0
+            found.append((tokens, computing_s))
+        return found
+
     def least(self, view: ClusterView, rng: Random) -> int:
         """Return the position of the replica with the least delay, ties at random."""
         tokens_to_come = view.request.num_prompt_tokens + self._expected_tokens
@@ -201,7 +212,7 @@ class _Delays(Sequence[Candidate]):
                 if tokens not in charges:
                     charges[tokens] = self._shared_prefill_s(view, tokens)
                 beside_s, alone_s = charges[tokens]
-            come = tokens_to_come - tokens + (0 if self._loaded is None else self._loaded[i])
+            come = tokens_to_come - tokens + (0 if self._loaded is None else self._loaded[i][0])
             is_alone = alone_s < beside_s and self._num_requests[replica] == 0 and view.has_room(replica, come)
             self._charged_s.append(alone_s if is_alone else beside_s)
             delay_s = self._prefill_delay_s(i, replica, self._own_prefill_s(i, self._charged_s[i]))
@@ -234,16 +245,27 @@ class _Delays(Sequence[Candidate]):
         replica_id = self._ids[replica]
         assert replica_id is not None
         delay_s = self._prefill_delay_s(index, replica, self._own_prefill_s(index, self._charged_s[index]))
-        return Candidate(
+        found = Candidate(
             replica_id,
             tokens,
             self._load_delay_s(index, replica),
-            self._again * delay_s if self._has_room and not self._has_room[index] else 0.0,
+            self._evicting_s(index, delay_s),
             delay_s,
-            loaded_tokens=0 if self._loaded is None else self._loaded[index],
             own_wait_s=self._waiting_s[replica],
             own_prefill_s=self._own_prefill_s(index, self._whole_prefill_s[tokens]),
         )
+        if self._loaded is not None:
+            found.loaded_tokens, computing_s = self._loaded[index]
+            found.ways = Ways(found.cost_s)
+            if found.loaded_tokens:
+                own_s = self._slowed_s(index, self._charged_s[index] + computing_s)
+                delay_s = self._prefill_delay_s(index, replica, own_s)
+                found.ways = Ways(found.load_s + self._evicting_s(index, delay_s) + delay_s, found.cost_s)
+        return found
+
+    def _evicting_s(self, i: int, delay_s: float) -> float:
+        """Return M of a prefill that adds this delay."""
+        return self._again * delay_s if self._has_room and not self._has_room[i] else 0.0
 
     def _load_delay_s(self, i: int, replica: ReplicaIndex) -> float:
         slowness = 1.0 if self._slowness is None else self._slowness[i]
@@ -260,6 +282,10 @@ class _Delays(Sequence[Candidate]):
         """Return the seconds in which i loads and computes the prompt, if the average one takes `prefill_s`."""
         slowness = 1.0 if self._slowness is None else self._slowness[i]
         return (prefill_s if self._loading_s is None else prefill_s + self._loading_s[i]) * slowness
+
+    def _slowed_s(self, i: int, seconds: float) -> float:
+        """Return the seconds in which i does what the average replica does in `seconds`."""
+        return seconds if self._slowness is None else seconds * self._slowness[i]
 
     def _shared_prefill_s(self, view: ClusterView, matched: int) -> tuple[float, float]:
         """Return seconds of prefill where `matched` tokens are cached, less what later users of a copy pay.
@@ -289,10 +315,10 @@ class _Delays(Sequence[Candidate]):
 class _DelaysWithCopies(_Delays):
     """Delays where a replica may copy a prefix from another one. `copies`: those that are made if the replica is
     chosen, by position in `view.replicas`; None where there is none. `split`: the position of the target of a chosen
-    split, and what it costs.
+    split, and what it costs. `split_s`: what splits cost, in seconds of the other costs, by their target's position.
     """
 
-    __slots__ = ("_evicts", "_in_place_of_computing", "copies", "split")
+    __slots__ = ("_copied_s", "_evicts", "_in_place_of_computing", "copies", "split", "split_s")
 
     def __init__(self, view: ClusterView, transfers: TransferOptions, ttft_value: float, crowding: float) -> None:
         super().__init__(view, ttft_value, crowding)
@@ -300,6 +326,8 @@ class _DelaysWithCopies(_Delays):
         self._evicts = [False] * len(self._replicas)
         self._in_place_of_computing = -1
         self.split: tuple[int, Candidate] | None = None
+        self._copied_s: list[float | None] = [None] * len(self._replicas)
+        self.split_s: list[float | None] = [None] * len(self._replicas)
 
     def least(self, view: ClusterView, rng: Random) -> int:
         """Do as `_Delays.least`, with copies."""
@@ -314,13 +342,14 @@ class _DelaysWithCopies(_Delays):
             self._whole_prefill_s[copy.matched_tokens] = view.prefill_s(copy.matched_tokens)
             come = tokens_to_come - copy.matched_tokens + copy.tokens
             self._evicts[i] = not view.has_room(replica, _COPY_EVICTS * come)
+            cost_s = self._load_delay_s(i, replica) + self._copy_delay_s(i, replica, copy)
+            cost_s += self._copy_eviction_s(i, replica)
+            self._copied_s[i] = cost_s
             if not self._is_sooner(i, copy):
                 self.copies[i] = None
                 continue
             if i == computed:
                 its_copy = copy
-            cost_s = self._load_delay_s(i, replica) + self._copy_delay_s(i, replica, copy)
-            cost_s += self._copy_eviction_s(i, replica)
             if cost_s >= super()._candidate(i).cost_s:
                 self.copies[i] = None
             elif cost_s < least_s:
@@ -330,6 +359,7 @@ class _DelaysWithCopies(_Delays):
         i = best[0] if len(best) == 1 else rng.choice(best)
         if i == computed and self.copies[i] is None and its_copy is not None:
             self.copies[i], self._in_place_of_computing = its_copy, i
+            self._copied_s[i] = super()._candidate(i).cost_s
         return i
 
     def computed(self) -> list[Candidate]:
@@ -337,6 +367,12 @@ class _DelaysWithCopies(_Delays):
         return [super(_DelaysWithCopies, self)._candidate(i) for i in range(len(self._replicas))]
 
     def _candidate(self, index: int) -> Candidate:
+        found, computed = self._by_the_chosen_way(index), super()._candidate(index)
+        ways = Ways(computed.cost_s) if computed.ways is None else computed.ways
+        found.ways = Ways(ways.computed_s, ways.loaded_s, self._copied_s[index], self.split_s[index])
+        return found
+
+    def _by_the_chosen_way(self, index: int) -> Candidate:
         if self.split is not None and self.split[0] == index:
             return self.split[1]
         copy, replica = self.copies[index], self._replicas[index]
@@ -381,8 +417,7 @@ class _DelaysWithCopies(_Delays):
 
     def _rest_s(self, i: int, copy: PrefixCopy) -> float:
         """Return the seconds in which i computes what is left of the prompt after a copy."""
-        rest_s = self._whole_prefill_s[copy.matched_tokens]
-        return rest_s if self._slowness is None else rest_s * self._slowness[i]
+        return self._slowed_s(i, self._whole_prefill_s[copy.matched_tokens])
 
     def _computed_s(self, i: int) -> float:
         """Return the seconds in which i loads and computes the prompt without a copy."""

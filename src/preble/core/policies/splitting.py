@@ -44,7 +44,8 @@ _MOST: Final = 0.9
 class Splits:
     """What splits of one request cost. `candidates`: what each of `view.replicas` costs without, in their order.
 
-    `ttft_value`: v. `best` is O(replicas x depth).
+    `ttft_value`: v. `best` is O(replicas x depth). After it `comparable_s` has what a split to each of them costs, None
+    where there is none: less than `chosen` if and only if it would be better, by the stricter of its two comparisons.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Splits:
         replicas, waiting_s, num_requests = view.replicas, view.waiting_prefill_s, view.num_requests
         self._waiting_s = [waiting_s[replica] for replica in replicas]
         self._num_requests = [num_requests[replica] for replica in replicas]
+        self.comparable_s: list[float | None] = [None] * len(replicas)
         self._expected_tokens = view.expected_output_tokens
         self._step_s = [view.tpot_s(replica) for replica in replicas]
         self._together_s = [
@@ -69,7 +71,7 @@ class Splits:
         share = self._transfers.standstill(self._view.replicas[chosen])
         least_s = chosen_s + self._to_come_s(self._step_s[chosen], share)
         least_s -= self._unnoticed_s(chosen, self._num_requests[chosen])
-        even_s = self._even_s(chosen)
+        added_s, even_s = least_s - chosen_s, self._even_s(chosen)
         found: tuple[PrefixCopy, int, Candidate] | None = None
         for members in self._transfers.splitting:
             sources = sorted((self._source_s(i), i) for i in members)[:2]
@@ -82,7 +84,9 @@ class Splits:
                 if split is None:
                     continue
                 candidate = self._candidate(i, split, own_s, source[0])
-                if candidate.cost_s < least_s and candidate.cost_s + self._first_token_s(candidate) < even_s:
+                evenly_s = candidate.cost_s + self._first_token_s(candidate) - even_s
+                self.comparable_s[i] = max(candidate.cost_s - added_s, chosen_s + evenly_s)
+                if candidate.cost_s < least_s and evenly_s < 0.0:
                     least_s, found = candidate.cost_s, (split, i, candidate)
         return found
 

@@ -22,6 +22,7 @@ from preble.core.types.plain import LearnedLength as LearnedLength
 from preble.core.types.plain import ReplicaId as ReplicaId
 from preble.core.types.plain import ReplicaSpec as ReplicaSpec
 from preble.core.types.plain import Target as Target
+from preble.core.types.plain import Ways as Ways
 
 RequestId = NewType("RequestId", str)
 PeerId = NewType("PeerId", str)

@@ -38,6 +38,20 @@ class ReplicaSpec:
     splits: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a candidate's costs add up to for each way in which it could get the KV of the prompt; None where it cannot.
+
+    `computed_s`: it computes all that its engine's memory lacks. `loaded_s`: it loads the rest of what it holds first;
+    `copied_s`: it copies a prefix from another replica first; `split_s`: another one computes the prompt for it.
+    """
+
+    computed_s: float
+    loaded_s: float | None = None
+    copied_s: float | None = None
+    split_s: float | None = None
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class Candidate:
     """One replica as the policy saw it for one request. Costs are in seconds of GPU time. Made once and not changed.
@@ -47,7 +61,8 @@ class Candidate:
     would copy from another replica first, in `copy_s` seconds from the placement on. `score`: for a policy that does
     not compare L + M + P, what it compared, in its own unit, lower is better; None for the others. `own_wait_s`,
     `own_prefill_s`: for a policy whose costs are weighted delays, the seconds for which this request alone was expected
-    to wait there, and then to be computed; None for the others.
+    to wait there, and then to be computed; None for the others. `ways`: by the way in which it could get the KV; None
+    where there is one alone.
     """
 
     replica_id: ReplicaId
@@ -61,6 +76,7 @@ class Candidate:
     own_prefill_s: float | None = None
     copied_tokens: int = 0
     copy_s: float = 0.0
+    ways: Ways | None = None
 
     @property
     def cost_s(self) -> float:

@@ -16,11 +16,13 @@ from preble.core.types import (
     Request,
     RequestId,
     Transfer,
+    Ways,
     pack_tokens,
 )
 from preble.core.types.events import Reported, SchedulerEvent
 from preble.core.types.life import TRANSFER_FAILED, TRANSFERRED, Started
 from preble.decisions.explain import explain
+from preble.decisions.lines import placement_row
 from preble.decisions.recent import PlacedAt, RecentDecisions
 from preble.errors import ConfigError, UnknownRequest
 from support.by_hand import A, B, C, D, run_of, scheduler_of
@@ -295,3 +297,33 @@ def test_what_is_under_way_ends_well_after_a_replica_may_not_take_part_any_more(
     made.check()
     made.remove_replica(B, 0.2)
     made.check()
+
+
+def test_the_log_and_explain_say_what_each_way_would_have_cost_on_each_replica() -> None:
+    _, placement = busy_with_a_copy()
+    _, without = busy_with_a_copy(transfer_group="")
+    on_a, on_b = placement.candidates
+    assert on_a.ways == Ways(on_a.cost_s) and [c.cost_s for c in without.candidates] == pytest.approx(
+        [c.ways.computed_s for c in placement.candidates if c.ways is not None]
+    )
+    assert on_b.ways is not None and on_b.ways.copied_s == on_b.cost_s < on_b.ways.computed_s
+    assert placement_row(placement).ways == (on_a.ways, on_b.ways) and placement_row(without).ways == ()
+    recent = RecentDecisions("preble", 10)
+    for one in (placement, without):
+        recent.on(PlacedAt(one, 0.0), Started(), 0.0)
+    with_copy, alone = recent.of_request("q")
+    costs = [f"{1000 * seconds:.1f}" for seconds in (on_b.ways.computed_s, on_b.cost_s, on_a.cost_s)]
+    rows = [line.split() for line in explain(with_copy).splitlines()]
+    table = rows[rows.index(["the", "sum,", "if", "it", "would", "compute", "copy", "(ms)"]) :]
+    assert table[1:3] == [["*", "b", *costs[:2]], ["a", costs[2], "-"]]
+    assert "if it would" not in explain(alone)
+
+
+def test_a_copy_that_comes_later_than_computing_is_weighed_but_not_made() -> None:
+    made = scheduler(profile=replace(PROFILE, link_bytes_per_s=9_000.0))
+    cache(made)
+    occupy(made)
+    placement = ask(made)
+    assert placement.transfer is None
+    ways = placement.candidates[1].ways
+    assert ways is not None and ways.copied_s is not None and ways.copied_s > 4.0

@@ -22,6 +22,7 @@ from preble.core.types import (
     Request,
     RequestId,
     Tier,
+    Ways,
     pack_tokens,
 )
 from preble.core.types.life import Started
@@ -264,3 +265,18 @@ def test_random_events_leave_the_index_in_order() -> None:
                     made.on_evicted(CacheCleared(replica_id, engine_only=rng.random() < 0.5), now)
         if step % 20 == 0:
             made.check()
+
+
+def test_what_computing_would_have_cost_stands_beside_loading() -> None:
+    evicted, demoted = scheduler("preble"), scheduler("preble")
+    for made in (evicted, demoted):
+        store(made)
+        made.on_timer(0.0)
+    demoted.on_evicted(BlocksDemoted(A, (14, 13, 12, 11), Tier.HOST), 0.0)
+    evicted.on_evicted(BlocksEvicted(A, (14, 13, 12, 11)), 0.0)
+    loads = candidates(demoted)
+    ways = loads[A].ways
+    assert ways is not None and ways.loaded_s == loads[A].cost_s
+    assert ways.computed_s == pytest.approx(candidates(evicted)[A].cost_s) and ways.computed_s > loads[A].cost_s
+    assert loads[B].ways == Ways(loads[B].cost_s)
+    assert candidates(evicted)[A].ways is None, "nothing is kept outside of any engine"

@@ -223,3 +223,20 @@ def test_explain_says_who_computes_and_who_decodes() -> None:
     (decision,) = recent.of_request("q")
     text = " ".join(explain(decision).split())
     assert "a computes the prompt and sends 990 tokens there, in 1.109 s" in text
+
+
+@pytest.mark.parametrize("tokens_per_s", [500, 1_000, 2_000, 10_000])
+def test_what_a_split_would_have_cost_is_less_than_what_was_chosen_before_it_where_it_was_made(
+    tokens_per_s: int,
+) -> None:
+    profile = replace(PROFILE, link_bytes_per_s=10.0 * tokens_per_s)
+    placement = ask(with_roles(profile=profile))
+    ways = {candidate.replica_id: candidate.ways for candidate in placement.candidates}
+    before = min(of_one.computed_s for of_one in ways.values() if of_one is not None)
+    split_to_b = ways[B].split_s if ways[B] is not None else None
+    assert split_to_b is not None and (split_to_b < before) is (placement.transfer is not None)
+
+
+def test_what_a_split_would_have_cost_is_not_known_where_nobody_may_split() -> None:
+    for candidate in ask(with_roles(splits=False)).candidates:
+        assert candidate.ways is not None and candidate.ways.split_s is None

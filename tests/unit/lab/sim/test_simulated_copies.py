@@ -116,7 +116,8 @@ def test_a_log_with_copies_replays(tmp_path: Path) -> None:
     simulate(cluster, hot_document(), log=log)
     log.close(timeout_s=None)
     text = (tmp_path / "log").read_text()
-    assert '"transfer":{"source":' in text and '"fact":"transferred"' in text and '"copied_tokens":[' in text
+    for part in ('"transfer":{"source":', '"fact":"transferred"', '"copied_tokens":[', '"ways":['):
+        assert part in text
     replayed = Replay(LogReader(tmp_path / "log")).run()
     assert replayed.difference is None and replayed.compared >= 40
 
