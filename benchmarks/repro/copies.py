@@ -11,14 +11,11 @@ The same requests with and without links between the replicas. Of each run count
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
-from cases import change, play_and_draw
-from made_by import note
+from cases import Kept, change, play_and_draw
 from page import fill
 
 from preble.lab.metrics.steady import steadiness
@@ -29,7 +26,6 @@ from preble.profiles import load_profile, with_kv_size
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "concepts" / "copies.md"
-RESULTS = ROOT / "benchmarks" / "results" / "copies.json"
 SEEDS = (10, 11, 12, 13, 14, 15)
 FASTER, FAST, SLOW = 50.0, 12.5, 1.25
 """Rates of links in GB/s: 400, 100 and 10 Gbit/s."""
@@ -47,7 +43,6 @@ class Case:
     options: Mapping[str, object] = field(default_factory=dict)
     kv_tokens: int | None = None
     links: tuple[float, ...] = (FAST,)
-    seeds: tuple[int, ...] = SEEDS
 
 
 LLAMA = "h100x2-llama-3-70b"
@@ -120,39 +115,16 @@ def measure(name: str, link_gb_per_s: float | None, seed: int) -> Measured:
     )
 
 
-def known() -> dict[tuple[str, float | None, int], Measured]:
-    if not RESULTS.exists():
-        return {}
-    return {one.key: one for one in msgspec.json.decode(RESULTS.read_bytes(), type=list[Measured])}
-
-
-def keep(found: Mapping[tuple[str, float | None, int], Measured]) -> None:
-    order = [*CASES]
-    rows = sorted(found.values(), key=lambda one: (order.index(one.case), one.link_gb_per_s or 0.0, one.seed))
-    RESULTS.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, rows)) + b"\n]\n")
-
-
-def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
-    found = known()
-    wanted = [
-        (name, link, seed)
-        for seed in seeds
-        for name in names
-        for link in (None, *CASES[name].links)
-        if seed in CASES[name].seeds
-    ]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        pending = [pool.submit(measure, *key) for key in wanted if key not in found]
-        for future in as_completed(pending):
-            one = future.result()
-            found[one.key] = one
-            keep(found)
-            print(
-                f"{one.case:22} {one.link_gb_per_s or 0:6} {one.seed:3} ttft {one.ttft_mean_s:.3f} {one.ttft_p99_s:.3f}"
-                f" e2e {one.e2e_mean_s:.3f} {one.e2e_p99_s:.2f} computed {one.computed / one.prompt:.3f}"
-                f" copied {one.copied / one.prompt:.4f} {one.copies} {one.steady}",
-                flush=True,
-            )
+KEPT = Kept(
+    "copies",
+    Measured,
+    lambda one: ([*CASES].index(one.case), one.link_gb_per_s or 0.0, one.seed),
+    lambda one: (
+        f"{one.case:22} {one.link_gb_per_s or 0:6} {one.seed:3} ttft {one.ttft_mean_s:.3f} {one.ttft_p99_s:.3f}"
+        f" e2e {one.e2e_mean_s:.3f} {one.e2e_p99_s:.2f} computed {one.computed / one.prompt:.3f}"
+        f" copied {one.copied / one.prompt:.4f} {one.copies} {one.steady}"
+    ),
+)
 
 
 def table(found: Mapping[tuple[str, float | None, int], Measured]) -> str:
@@ -184,12 +156,12 @@ def table(found: Mapping[tuple[str, float | None, int], Measured]) -> str:
 
 
 def play(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
-    run(names, seeds, jobs)
-    note("copies")
+    wanted = [(name, link, seed) for seed in seeds for name in names for link in (None, *CASES[name].links)]
+    KEPT.play(measure, wanted, jobs)
 
 
 def draw() -> None:
-    fill([PAGE], {"copies": table(known()) + "\n"})
+    fill([PAGE], {"copies": table(KEPT.known()) + "\n"})
 
 
 if __name__ == "__main__":

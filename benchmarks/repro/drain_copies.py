@@ -10,14 +10,11 @@ then; or one joins. Results: benchmarks/results/drain_copies.json.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
-from cases import change, play_and_draw
-from made_by import note
+from cases import Kept, change, play_and_draw
 from page import fill
 
 from preble.core.types import Placement
@@ -30,7 +27,6 @@ from preble.profiles import load_profile, with_kv_size
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "concepts" / "copies.md"
-RESULTS = ROOT / "benchmarks" / "results" / "drain_copies.json"
 SEEDS = (10, 11, 12, 13, 14, 15)
 LINK_GB_PER_S = 12.5
 CHANGE_S, LASTS_S = 30.0, 30.0
@@ -130,28 +126,12 @@ def first_requests_of_drained(workload: Workload, records: Mapping[str, RequestR
     return found
 
 
-def known() -> dict[tuple[str, bool, int], Measured]:
-    if not RESULTS.exists():
-        return {}
-    return {one.key: one for one in msgspec.json.decode(RESULTS.read_bytes(), type=list[Measured])}
-
-
-def keep(found: Mapping[tuple[str, bool, int], Measured]) -> None:
-    order = [*CASES]
-    rows = sorted(found.values(), key=lambda one: (order.index(one.case), one.seed, one.copies))
-    RESULTS.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, rows)) + b"\n]\n")
-
-
-def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
-    found = known()
-    wanted = [(name, copies, seed) for name in names for seed in seeds for copies in (False, True)]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        pending = [pool.submit(measure, *key) for key in wanted if key not in found]
-        for future in as_completed(pending):
-            one = future.result()
-            found[one.key] = one
-            keep(found)
-            print(one, flush=True)
+KEPT = Kept(
+    "drain_copies",
+    Measured,
+    lambda one: ([*CASES].index(one.case), one.seed, one.copies),
+    str,
+)
 
 
 def table(found: Mapping[tuple[str, bool, int], Measured]) -> str:
@@ -176,12 +156,12 @@ def table(found: Mapping[tuple[str, bool, int], Measured]) -> str:
 
 
 def play(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
-    run(names, seeds, jobs)
-    note("drain_copies")
+    wanted = [(name, copies, seed) for name in names for seed in seeds for copies in (False, True)]
+    KEPT.play(measure, wanted, jobs)
 
 
 def draw() -> None:
-    fill([PAGE], {"drain-copies": table(known()) + "\n"})
+    fill([PAGE], {"drain-copies": table(KEPT.known()) + "\n"})
 
 
 if __name__ == "__main__":

@@ -12,15 +12,13 @@ replicas compute every prompt and the others decode every answer. Results: bench
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 
 import msgspec
-from cases import change, play_and_draw
-from made_by import note, values
+from cases import Kept, change, play_and_draw
+from made_by import values
 from page import fill
 
 from preble.core.policies.policy import Choice
@@ -37,7 +35,6 @@ from preble.profiles import load_profile, with_kv_size
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "concepts" / "splits.md"
-RESULTS = ROOT / "benchmarks" / "results" / "splits.json"
 SEEDS = (10, 11, 12, 13, 14, 15)
 LINK = 12.5
 """Rate of links in GB/s: 100 Gbit/s."""
@@ -170,35 +167,16 @@ def measure(name: str, way: str, seed: int) -> Measured:
     )
 
 
-def known() -> dict[tuple[str, str, int], Measured]:
-    if not RESULTS.exists():
-        return {}
-    return {one.key: one for one in msgspec.json.decode(RESULTS.read_bytes(), type=list[Measured])}
-
-
-def keep(found: Mapping[tuple[str, str, int], Measured]) -> None:
-    order = [*CASES]
-    rows = sorted(
-        found.values(), key=lambda one: (order.index(one.case), ways(CASES[one.case]).index(one.way), one.seed)
-    )
-    RESULTS.write_bytes(b"[\n" + b",\n".join(map(msgspec.json.encode, rows)) + b"\n]\n")
-
-
-def run(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
-    found = known()
-    wanted = [(name, way, seed) for seed in seeds for name in names for way in ways(CASES[name])]
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        pending = [pool.submit(measure, *key) for key in wanted if key not in found]
-        for future in as_completed(pending):
-            one = future.result()
-            found[one.key] = one
-            keep(found)
-            print(
-                f"{one.case:34} {one.way:10} {one.seed:3} ttft {one.ttft_p50_s:.3f} {one.ttft_p99_s:.3f}"
-                f" itl {one.itl_p99_s:.4f} e2e {one.e2e_mean_s:.3f} computed {one.computed / one.prompt:.3f}"
-                f" split {one.split:.2f} {one.steady}",
-                flush=True,
-            )
+KEPT = Kept(
+    "splits",
+    Measured,
+    lambda one: ([*CASES].index(one.case), ways(CASES[one.case]).index(one.way), one.seed),
+    lambda one: (
+        f"{one.case:34} {one.way:10} {one.seed:3} ttft {one.ttft_p50_s:.3f} {one.ttft_p99_s:.3f}"
+        f" itl {one.itl_p99_s:.4f} e2e {one.e2e_mean_s:.3f} computed {one.computed / one.prompt:.3f}"
+        f" split {one.split:.2f} {one.steady}"
+    ),
+)
 
 
 def best_chunk(found: Mapping[tuple[str, str, int], Measured], name: str) -> str:
@@ -250,12 +228,12 @@ def _row(way: str, ones: list[Measured], others: list[Measured]) -> str:
 
 
 def play(names: list[str], seeds: tuple[int, ...], jobs: int) -> None:
-    run(names, seeds, jobs)
-    note("splits")
+    wanted = [(name, way, seed) for seed in seeds for name in names for way in ways(CASES[name])]
+    KEPT.play(measure, wanted, jobs)
 
 
 def draw() -> None:
-    fill([PAGE], {"splits": table(known()) + "\n", **values()})
+    fill([PAGE], {"splits": table(KEPT.known()) + "\n", **values()})
 
 
 if __name__ == "__main__":

@@ -23,17 +23,17 @@ def of_fleet() -> Any:
 
 
 def test_the_table_is_that_of_the_kept_results(benchmark: Any) -> None:
-    assert f"<!-- copies -->\n{benchmark.table(benchmark.known())}\n<!-- end -->" in PAGE
+    assert f"<!-- copies -->\n{benchmark.table(benchmark.KEPT.known())}\n<!-- end -->" in PAGE
 
 
 def test_every_result_is_of_a_case_that_there_is(benchmark: Any) -> None:
-    found = benchmark.known()
+    found = benchmark.KEPT.known()
     assert {name for name, _, _ in found} == benchmark.CASES.keys()
     assert all(link in (None, *benchmark.CASES[name].links) for name, link, _ in found)
 
 
 def test_the_70b_copies_nothing_over_a_slow_link(benchmark: Any) -> None:
-    over_slow = [one for one in benchmark.known().values() if one.link_gb_per_s == benchmark.SLOW]
+    over_slow = [one for one in benchmark.KEPT.known().values() if one.link_gb_per_s == benchmark.SLOW]
     assert over_slow and not any(one.copies for one in over_slow)
 
 
@@ -48,11 +48,11 @@ def test_the_table_of_real_engines_is_that_of_the_kept_results_and_copies_are_in
 
 
 def test_the_table_of_drains_is_that_of_the_kept_results(of_fleet: Any) -> None:
-    assert f"<!-- drain-copies -->\n{of_fleet.table(of_fleet.known())}\n<!-- end -->" in PAGE
+    assert f"<!-- drain-copies -->\n{of_fleet.table(of_fleet.KEPT.known())}\n<!-- end -->" in PAGE
 
 
 def test_a_drained_replicas_sessions_compute_at_most_half_of_what_they_would_without_copies(of_fleet: Any) -> None:
-    found = of_fleet.known()
+    found = of_fleet.KEPT.known()
     drains = [name for name, case in of_fleet.CASES.items() if case.failures is of_fleet.DRAIN]
     assert len(drains) >= 3
     for name in drains:

@@ -20,17 +20,17 @@ def benchmark() -> Any:
 
 
 def test_the_table_is_that_of_the_kept_results(benchmark: Any) -> None:
-    assert f"<!-- splits -->\n{benchmark.table(benchmark.known())}\n<!-- end -->" in PAGE
+    assert f"<!-- splits -->\n{benchmark.table(benchmark.KEPT.known())}\n<!-- end -->" in PAGE
 
 
 def test_every_result_is_of_a_case_that_there_is(benchmark: Any) -> None:
-    found = benchmark.known()
+    found = benchmark.KEPT.known()
     assert {name for name, _, _ in found} == benchmark.CASES.keys()
     assert all(way in benchmark.ways(benchmark.CASES[name]) for name, way, _ in found)
 
 
 def test_long_answers_to_prompts_that_share_nothing_gain(benchmark: Any) -> None:
-    split, best = benchmark.pairs(benchmark.known(), LONG_ANSWERS, "split")
+    split, best = benchmark.pairs(benchmark.KEPT.known(), LONG_ANSWERS, "split")
     assert len(split) == len(benchmark.SEEDS)
     assert fmean(one.itl_p99_s for one in split) <= 0.03
     assert fmean(one.ttft_p99_s for one in split) <= 0.75
@@ -39,7 +39,7 @@ def test_long_answers_to_prompts_that_share_nothing_gain(benchmark: Any) -> None
 
 @pytest.mark.parametrize("name", ["tool use", "long documents", "programming", "nothing shared, 512 out, slow link"])
 def test_no_workload_is_slower_by_splits(benchmark: Any, name: str) -> None:
-    split, best = benchmark.pairs(benchmark.known(), name, "split")
+    split, best = benchmark.pairs(benchmark.KEPT.known(), name, "split")
     assert split
     for one, other in zip(split, best, strict=True):
         assert one.e2e_mean_s <= 1.02 * other.e2e_mean_s
@@ -47,5 +47,5 @@ def test_no_workload_is_slower_by_splits(benchmark: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tool use", "long documents"])
 def test_what_is_mostly_cached_is_not_split(benchmark: Any, name: str) -> None:
-    split, _ = benchmark.pairs(benchmark.known(), name, "split")
+    split, _ = benchmark.pairs(benchmark.KEPT.known(), name, "split")
     assert split and all(one.split < 0.01 for one in split)
