@@ -116,8 +116,8 @@ compiled-wheel: # of PYTHON, into dist/
 	$(call COMPILE,build/compiler,dist)
 
 # From dist/ and a folder that is filled from the index first, without any network.
-test-wheels: $(DEV) ## Install dist/ into an empty environment of each of PYTHONS, and serve, complete and compare there
-	@$(BIN)/python benchmarks/repro/packages.py $(PYTHONS)
+test-wheels: $(DEV) ## Install dist/ into an empty environment of each of PYTHONS, and use it; each extra alone
+	@$(BIN)/python benchmarks/repro/packages.py $(PYTHONS) --extras
 
 native: $(NATIVE_READY) ## Install the package with its core compiled into .native/ (needs a C compiler)
 

@@ -3,6 +3,7 @@
     make wheels PYTHONS="python3.11 python3.12 python3.13"
     python benchmarks/repro/packages.py python3.11 python3.12 python3.13    # each must serve, complete and compare
     … --json benchmarks/results/packages.json && python benchmarks/repro/performance.py
+    … --extras                            # and with the first of these Pythons each extra alone
 
 The libraries are fetched from the index into a folder first, as a mirror would have them. `make test-wheels` runs it.
 """
@@ -16,6 +17,7 @@ import re
 import shutil
 import subprocess
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +32,17 @@ DIST, WORK = ROOT / "dist", ROOT / "build" / "packages"
 COMPARE = "compare --workload tool_use --policy preble,round_robin --replicas 2 --rps 4 --requests 40 --seed 0 --jobs 1"
 STARTS, COLD_STARTS = 7, 3
 PATIENCE_S = 120.0
+NEEDS_EXTRA = {
+    "dns": "import preble.discovery.dns",
+    "epp": "import preble.picker.server",
+    "ha": "from preble.serving.group import nats; nats._new_client()",
+    "k8s": "import preble.discovery.kubernetes",
+    "otel": "from preble.config import TracingConfig as C; from preble.serving.telemetry.tracing import Tracing; "
+    "Tracing(C(endpoint='http://127.0.0.1:1'))",
+    "plot": "from preble.lab.report.drawing import draw; draw(lambda figure: figure.subplots())",
+    "ray": "import preble.integrations.ray.router",
+}
+"""What each extra enables: fails without it."""
 PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
@@ -82,19 +95,36 @@ def table(packages: Packages) -> Table:
     return Table(columns, rows, caption=f"The source package has {source}.")
 
 
-def install(python: str) -> Path:
+def install(python: str, wanted: str = "preble") -> Path:
     """Return the folder of an environment in which only pip has put something, and only from folders."""
-    folder = WORK / re.sub(r"\W+", "-", python).strip("-")
+    folder = WORK / re.sub(r"\W+", "-", python + wanted.removeprefix("preble")).strip("-")
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([python, "-m", "venv", folder], check=True)
     pip, index = [folder / "bin" / "python", *PIP], WORK / "index"
-    subprocess.run([*pip, "download", "--pre", "--find-links", DIST, "--dest", index, "preble"], check=True)
+    subprocess.run([*pip, "download", "--pre", "--find-links", DIST, "--dest", index, wanted], check=True)
     for own in index.glob("preble-*"):
         own.unlink()  # those of dist/ count
     local = ["--no-index", "--find-links", index, "--find-links", DIST]
-    subprocess.run([*pip, "install", "--pre", *local, "preble"], check=True)
+    subprocess.run([*pip, "install", "--pre", *local, wanted], check=True)
     subprocess.run([*pip, "check"], check=True)
     return folder
+
+
+def try_extras(python: str) -> None:
+    """Install each extra alone and do what it enables, which fails without it.
+
+    Raises: AssertionError: an extra is not among these, or is not needed. CalledProcessError: it does not work.
+    """
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras.keys() - {"dev", "docs"} == NEEDS_EXTRA.keys()
+    plain = install(python)
+    for extra, statement in NEEDS_EXTRA.items():
+        without = subprocess.run([plain / "bin" / "python", "-c", statement], capture_output=True, check=False)
+        assert without.returncode == 1, extra
+        folder = install(python, f"preble[{extra}]")
+        subprocess.run([folder / "bin" / "python", "-c", statement], check=True)
+        print(f"preble[{extra}] works", flush=True)
+        shutil.rmtree(folder)
 
 
 def use(folder: Path) -> None:
@@ -142,6 +172,7 @@ def measure(python: str, folder: Path) -> Tried:
     [wheel] = [file for file in DIST.glob("*.whl") if tag.split("-")[0] in file.name]
     libraries = [path for path in site.iterdir() if not path.name.startswith(("pip", "setuptools"))]
     own = [path for path in libraries if path.name.startswith("preble")]
+    os.sync()  # what is not yet written stays in memory
     imports, helps = [folder / "bin" / "python", "-c", "import preble"], [folder / "bin" / "preble", "--help"]
     return Tried(
         version.split()[1],
@@ -184,6 +215,7 @@ def cold_ms(command: list[str | Path], folder: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pythons", nargs="+")
+    parser.add_argument("--extras", action="store_true", help="install each extra alone, too")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there, too")
     options = parser.parse_args()
     tried = []
@@ -196,6 +228,8 @@ def main() -> None:
     print(markdown(table(packages)))
     if options.json:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode(packages), indent=1) + b"\n")
+    if options.extras:
+        try_extras(options.pythons[0])
 
 
 if __name__ == "__main__":

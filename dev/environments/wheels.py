@@ -172,18 +172,24 @@ def unpacking(target: Path, packages: list[str], got_mb: float) -> str:
 
 
 def pip_failed(recipe: Wheels, target: Path) -> SetupFailed:
-    """Report why: one line if pip cannot find a wheel (status 3), else the end of the log."""
+    """Report why: one line if pip cannot find a wheel (status 3), else the end of the log.
+
+    Where pip's configuration constrains the package, pip calls a wheel that is nowhere a conflict with the constraint.
+    """
     log = log_of(target)
-    for line in reversed(log.read_text(errors="replace").splitlines()):
-        if match := re.search(r"No matching distribution found for (\S+)", line):
-            return SetupFailed(missing_wheel(recipe, match[1]), EXIT_UNSUPPORTED)
+    text = log.read_text(errors="replace")
+    if matches := re.findall(r"No matching distribution found for (\S+)", text):
+        return SetupFailed(missing_wheel(recipe, matches[-1]), EXIT_UNSUPPORTED)
+    if conflicts := re.findall(r"The user requested (\S+)\n\s*The user requested \(constraint\) (\S+)", text):
+        [package, constraint] = conflicts[-1]
+        return SetupFailed(missing_wheel(recipe, package, f" within pip's constraint {constraint}"), EXIT_UNSUPPORTED)
     return SetupFailed(f"pip failed; its last lines ({log} has all of them):\n{last_lines(log)}")
 
 
-def missing_wheel(recipe: Wheels, package: str) -> str:
+def missing_wheel(recipe: Wheels, package: str, within: str = "") -> str:
     where = f" (it is on {recipe.extra_index})" if recipe.extra_index and "+" in package else ""
     return (
-        f"pip finds no wheel of {package} on this machine's package indexes{where}: point pip to a folder "
+        f"pip finds no wheel of {package}{within} on this machine's package indexes{where}: point pip to a folder "
         f"(PIP_FIND_LINKS) or an index (PIP_EXTRA_INDEX_URL) that has it; without it, {recipe.without}"
     )
 

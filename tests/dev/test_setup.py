@@ -128,9 +128,17 @@ def without_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_index")
+@pytest.mark.parametrize("constraint", ["", "nobody-has-this<=3"], ids=["alone", "constrained"])
 def test_a_wheel_that_cannot_be_had_is_named_with_what_helps_and_the_rest_is_set_up(
-    setup: Any, recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    setup: Any,
+    recipe: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    constraint: str,
 ) -> None:
+    (tmp_path / "constraints.txt").write_text(constraint)
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "constraints.txt"))
     lock = tmp_path / "missing.lock"
     lock.write_text("nobody-has-this==2.13.0+cpu\n")
     missing = replace(recipe, name="missing", lock=lock, without="`ENGINE=emulator` needs none")
@@ -138,7 +146,7 @@ def test_a_wheel_that_cannot_be_had_is_named_with_what_helps_and_the_rest_is_set
     monkeypatch.setattr(setup, "make_model", lambda *_: None)
     assert setup.main(["missing", "thing", "--root", str(tmp_path)]) == setup.EXIT_UNSUPPORTED
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "no wheel" in line]
-    for word in ("nobody-has-this==2.13.0+cpu", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "ENGINE=emulator"):
+    for word in ("nobody-has-this==2.13.0+cpu", "PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "ENGINE=emulator", constraint):
         assert word in line
     assert (tmp_path / "thing" / "preble-stamp").is_file(), "the other one is ready"
 
