@@ -24,10 +24,10 @@ from made_by import note
 
 from preble.core.policies.cost_table import CostTable
 from preble.core.policies.e2 import E2
-from preble.core.policies.policy import Choice, Policy
+from preble.core.policies.policy import Policy
 from preble.core.policies.preble import Preble, _Delays
 from preble.core.policies.registry import make_policy
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 from preble.lab.metrics import summarize

@@ -21,10 +21,9 @@ from cases import Kept, change, play_and_draw
 from made_by import values
 from page import fill
 
-from preble.core.policies.policy import Choice
 from preble.core.policies.preble import Preble, _Delays
 from preble.core.policies.transfers import TransferOptions
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.types import Placement, Reason, TransferKind
 from preble.decisions.settings import make_scheduler
 from preble.lab.metrics.steady import steadiness

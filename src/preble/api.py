@@ -22,10 +22,10 @@ from preble.core.placing.snapshot import HotPrefix as HotPrefix
 from preble.core.placing.snapshot import ReplicaState as ReplicaState
 from preble.core.placing.snapshot import SchedulerState as SchedulerState
 from preble.core.policies.cost_table import CostTable as CostTable
-from preble.core.policies.policy import Choice as Choice
 from preble.core.policies.policy import Policy as Policy
 from preble.core.policies.scoring import choose_by as choose_by
 from preble.core.policies.transfers import TransferOptions as TransferOptions
+from preble.core.policies.view import Choice as Choice
 from preble.core.policies.view import ClusterView as ClusterView
 from preble.core.policies.view import ReplicaView as ReplicaView
 from preble.core.prefixes.history import PromptPiece as PromptPiece

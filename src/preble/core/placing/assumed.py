@@ -48,7 +48,7 @@ class AssumedRequests:
             self._note_end(peer, request_id)
         if own not in self._in_flight.entries:
             return False
-        entry = self._in_flight.get(own)
+        entry = self._in_flight.entries[own]
         if isinstance(fact, FirstToken):
             self._in_flight.first_token(entry, now, seen=False)
         else:
@@ -61,7 +61,7 @@ class AssumedRequests:
         owns = [own_id(peer, request_id) for request_id in self._live.pop(peer, ())]
         here = [own for own in owns if own in self._in_flight.entries]
         for own in here:
-            self._in_flight.finish(self._in_flight.get(own), 0, None, now)
+            self._in_flight.finish(self._in_flight.entries[own], 0, None, now)
         return len(here)
 
     def _take_placed(self, peer: PeerId, request_id: RequestId, fact: PeerPlaced, now: float) -> bool:

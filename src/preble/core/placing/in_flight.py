@@ -26,8 +26,17 @@ from preble.errors import UnknownRequest
 _OVER: Final = Request(RequestId(""), PackedTokens(b""))
 
 
+class _Entries(dict[RequestId, InFlightRequest]):
+    """Requests in flight by id."""
+
+    def __missing__(self, request_id: RequestId) -> InFlightRequest:
+        raise UnknownRequest(f"request {request_id!r} is not in flight")
+
+
 class InFlightTable:
-    """Requests by id. `entries`: for reading only; `num_assumed`: those of them that another gateway placed."""
+    """Requests by id. `entries`: for reading only, and one that is not in flight raises `UnknownRequest` there;
+    `num_assumed`: those of them that another gateway placed.
+    """
 
     def __init__(self, cluster: ClusterState, tracker: CacheTracker, timing: TimingSamples, promises: Promises) -> None:
         self._cluster = cluster
@@ -38,18 +47,11 @@ class InFlightTable:
         self._timing = timing
         self._promises = promises
         self._running = RunningAnswers(cluster, timing)
-        self.entries: dict[RequestId, InFlightRequest] = {}
+        self.entries = _Entries()
         self.num_assumed = 0
 
     def __len__(self) -> int:
         return len(self.entries)
-
-    def get(self, request_id: RequestId) -> InFlightRequest:
-        """Raises: UnknownRequest: it is not in flight."""
-        entry = self.entries.get(request_id)
-        if entry is None:
-            raise UnknownRequest(f"request {request_id!r} is not in flight")
-        return entry
 
     def start(
         self,

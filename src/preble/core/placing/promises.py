@@ -125,14 +125,14 @@ class Promises:
         longest_s = view.request.first_token_by - view.now - self.ttft.excess_s
         keeping = 0
         for replica in view.replicas:
-            if view.first_token_s(replica) <= longest_s and self._keeps_pace(view, replica):
+            if view.ttft_s(replica) <= longest_s and self._keeps_pace(view, replica):
                 keeping |= 1 << replica
         return keeping or view.eligible
 
     def forecast(self, view: ClusterView) -> Forecast:
         """Return what the request can have at best. O(replicas)."""
-        best = min(view.replicas, key=view.first_token_s)
-        ttft_s = view.first_token_s(best)
+        best = min(view.replicas, key=view.ttft_s)
+        ttft_s = view.ttft_s(best)
         prefill_s = ttft_s - view.waiting_prefill_s[best]
         tpot_s = min([view.tpot_s(replica) for replica in view.replicas])
         alone_s = min([view.tpot_s(replica, alone=True) for replica in view.replicas])

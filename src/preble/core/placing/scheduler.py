@@ -17,8 +17,8 @@ from preble.core.placing.in_flight import InFlightTable
 from preble.core.placing.promises import Forecast, Promises
 from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes, take_snapshot
 from preble.core.placing.timing_samples import TimingSamples
-from preble.core.policies.policy import Choice, Policy, Watching, failure_of
-from preble.core.policies.view import ClusterView
+from preble.core.policies.policy import Policy, Watching, failure_of
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.prefixes.learned_lengths import learned_lengths
 from preble.core.prefixes.radix_tree import expected_output_tokens, scoped_namespace
 from preble.core.replica_index import ReplicaIndex
@@ -173,7 +173,7 @@ class GlobalScheduler:
         if copy is None:
             matched = view.matched_on(replica)
             prefill_s = view.own_prefill_s(replica)
-            ttft_s = view.first_token_s(replica, prefill_s)
+            ttft_s = view.ttft_s(replica, prefill_s)
         else:
             matched = copy.matched_tokens
             prefill_s = view.prefill_s(matched)
@@ -221,7 +221,7 @@ class GlobalScheduler:
         """
         if to not in self._replicas:
             raise NoReplicaError(f"cannot move request {request_id!r}: there is no replica {to!r}")
-        entry = self._in_flight.get(request_id)
+        entry = self._in_flight.entries[request_id]
         self._in_flight.withdraw(entry, now)
         request, replica = entry.request, self._replicas.replica(to)
         match = self._tree.match(request.prompt, request.namespace, request.model)
@@ -236,12 +236,12 @@ class GlobalScheduler:
 
         Raises: UnknownRequest: the request is not in flight.
         """
-        self._in_flight.transferred(self._in_flight.get(request_id), now)
+        self._in_flight.transferred(self._in_flight.entries[request_id], now)
         self._tell(Reported(request_id, TRANSFERRED), now)
 
     def on_transfer_failed(self, request_id: RequestId, now: float) -> None:
         """The placement's transfer has failed, so its replica computes all that it lacks. Else as `on_transferred`."""
-        self._in_flight.transfer_failed(self._in_flight.get(request_id), now)
+        self._in_flight.transfer_failed(self._in_flight.entries[request_id], now)
         self._tell(Reported(request_id, TRANSFER_FAILED), now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
@@ -249,7 +249,7 @@ class GlobalScheduler:
 
         Raises: UnknownRequest: the request is not in flight.
         """
-        self._in_flight.first_token(self._in_flight.get(request_id), now)
+        self._in_flight.first_token(self._in_flight.entries[request_id], now)
         if self._listeners:
             self._tell(Reported(request_id, FIRST_TOKEN), now)
 
@@ -262,7 +262,7 @@ class GlobalScheduler:
         prompt tokens that the replica reports as cached, None if it does not report them.
         Raises: UnknownRequest: it is not in flight.
         """
-        self._in_flight.finish(self._in_flight.get(request_id), output_tokens, cached_tokens, now)
+        self._in_flight.finish(self._in_flight.entries[request_id], output_tokens, cached_tokens, now)
         if self._listeners:
             self._tell(Reported(request_id, Ended(output_tokens=output_tokens, cached_tokens=cached_tokens)), now)
 

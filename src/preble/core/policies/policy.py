@@ -7,37 +7,14 @@ policy is compared on equal terms. What one alone needs is its own: see `Watchin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState
-from preble.core.policies.view import ClusterView
-from preble.core.replica_index import ReplicaIndex
-from preble.core.types import Candidate, PrefixReplication, Reason
+from preble.core.policies.view import Choice, ClusterView
+from preble.core.types import PrefixReplication
 from preble.core.types.events import SchedulerEvent
 from preble.errors import PolicyError
-
-
-class Choice:
-    """A policy's decision. `candidates`: what it weighed, for logs and explanations. `copy`: one of those that
-    `TransferOptions` gives, to be made to the replica first; None for none.
-    """
-
-    __slots__ = ("candidates", "copy", "reason", "replica")
-
-    def __init__(
-        self,
-        replica: ReplicaIndex,
-        reason: Reason,
-        candidates: Sequence[Candidate] = (),
-        copy: PrefixCopy | None = None,
-    ) -> None:
-        self.replica = replica
-        self.reason = reason
-        self.candidates = candidates
-        self.copy = copy
 
 
 class Policy(Protocol):

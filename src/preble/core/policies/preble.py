@@ -67,10 +67,9 @@ from random import Random
 from typing import Final, overload
 
 from preble.core.cluster.links import PrefixCopy
-from preble.core.policies.policy import Choice
 from preble.core.policies.splitting import Splits
 from preble.core.policies.transfers import TransferOptions
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason, Ways
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from preble.core.policies.cost_table import lowest
-from preble.core.policies.policy import Choice
-from preble.core.policies.view import ClusterView, ReplicaView
+from preble.core.policies.view import Choice, ClusterView, ReplicaView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Candidate, Reason
 

@@ -84,7 +84,7 @@ class Splits:
                 if split is None:
                     continue
                 candidate = self._candidate(i, split, own_s, source[0])
-                evenly_s = candidate.cost_s + self._first_token_s(candidate) - even_s
+                evenly_s = candidate.cost_s + self._ttft_s(candidate) - even_s
                 self.comparable_s[i] = max(candidate.cost_s - added_s, chosen_s + evenly_s)
                 if candidate.cost_s < least_s and evenly_s < 0.0:
                     least_s, found = candidate.cost_s, (split, i, candidate)
@@ -126,7 +126,7 @@ class Splits:
         to_come_s = self._to_come_s(sum(self._step_s) / number, self._transfers.even_standstill())
         return self._ttft_value * (2.0 * waiting_s + own_s) + added_s + decoding_s + to_come_s
 
-    def _first_token_s(self, candidate: Candidate) -> float:
+    def _ttft_s(self, candidate: Candidate) -> float:
         """Return what the wait for the first token costs, which is a part of the candidate's cost."""
         return self._ttft_value * ((candidate.own_wait_s or 0.0) + (candidate.own_prefill_s or 0.0))
 

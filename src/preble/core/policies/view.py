@@ -1,4 +1,4 @@
-"""What a placement policy may see: the cluster as one request finds it.
+"""What a placement policy is asked and answers: the cluster as one request finds it, and a choice.
 
 What a view computes, it computes when asked.
 """
@@ -7,12 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState, loading_s
 from preble.core.prefixes.history import PromptPiece
 from preble.core.prefixes.matching import in_use_on, matched_on, matched_tokens, usable_tokens
 from preble.core.prefixes.radix_tree import Match, expected_output_tokens
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
-from preble.core.types import ReplicaId, Request, Tier
+from preble.core.types import Candidate, Reason, ReplicaId, Request, Tier
+
+
+class Choice:
+    """A policy's decision. `candidates`: what it weighed, for logs and explanations. `copy`: one of those that
+    `TransferOptions` gives, to be made to the replica first; None for none.
+    """
+
+    __slots__ = ("candidates", "copy", "reason", "replica")
+
+    def __init__(
+        self,
+        replica: ReplicaIndex,
+        reason: Reason,
+        candidates: Sequence[Candidate] = (),
+        copy: PrefixCopy | None = None,
+    ) -> None:
+        self.replica = replica
+        self.reason = reason
+        self.candidates = candidates
+        self.copy = copy
 
 
 class ClusterView:
@@ -231,7 +252,7 @@ class ClusterView:
         computing_s = self.prefill_s(self.matched_on(replica))
         return computing_s + self.loading_s(replica) if self.has_tiers else computing_s
 
-    def first_token_s(self, replica: ReplicaIndex, own_s: float | None = None) -> float:
+    def ttft_s(self, replica: ReplicaIndex, own_s: float | None = None) -> float:
         """Return seconds to the request's first token: what waits there, then its own prompt, at the replica's speed.
 
         `own_s`: what `own_prefill_s` gives, if that is known. O(depth).

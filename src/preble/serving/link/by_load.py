@@ -14,8 +14,7 @@ import structlog
 
 from preble.config import EjectionConfig, GatewayConfig, LimitsConfig
 from preble.core.policies.baselines import LeastLoad
-from preble.core.policies.policy import Choice
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.types import Reason, ReplicaId, Request
 from preble.core.types.life import Ended, Fact, Lost
 from preble.decisions.recent import RecentDecisions

@@ -148,7 +148,8 @@ class Answering:
     def resumed(self) -> None:
         """The connection takes more."""
         if self._is_owed:
-            self._complete()
+            self._is_owed = False
+            self._connection.on_response_complete(self)
             self.on_taken()
         elif not self.response_complete:
             self.on_resumed()
@@ -165,7 +166,7 @@ class Answering:
             self._connection.transport.write(body)
         self._is_owed = self._connection.is_write_paused
         if not self._is_owed:
-            self._complete()
+            self._connection.on_response_complete(self)
 
     def begin(self, status: int, headers: HeaderList) -> None:
         """Begin an answer whose length is unknown. Its head goes out with the first `write`, to save a system call."""
@@ -189,7 +190,7 @@ class Answering:
         end = self._unsent + LAST_CHUNK if self._is_chunked else self._unsent
         if end:
             self._connection.transport.write(end)
-        self._complete()
+        self._connection.on_response_complete(self)
 
     def _head(self, status: int, headers: HeaderList) -> bytes:
         self.response_started = True
@@ -198,13 +199,6 @@ class Answering:
         elif not self.keep_alive:
             headers = [*headers, _CLOSE]
         return answer_head(status, [*self._connection.shared.default_headers, *headers])
-
-    def _complete(self) -> None:
-        self._is_owed = False
-        self.response_complete = True
-        if not self.keep_alive:
-            self._connection.transport.close()
-        self._connection.on_response_complete()
 
 
 Accept = Callable[["ClientConnection", RequestHead], Answering]

@@ -128,6 +128,8 @@ class AwaitedRequest(Answering):
         else:
             if not (self.response_complete or self._is_owed or self._is_gone):
                 self._connection.transport.abort()
+        finally:
+            self._pieces.clear()  # nobody takes them any more, and the connection may be idle for long
 
     def received(self, data: bytes) -> None:
         if self.response_complete:
@@ -154,11 +156,9 @@ class AwaitedRequest(Answering):
     def on_resumed(self) -> None:
         self._changed.set()
 
-    on_taken = on_resumed
-
-    def _complete(self) -> None:
-        self._pieces.clear()  # nobody takes them any more, and the connection may be idle for long
-        super()._complete()
+    def on_taken(self) -> None:
+        self._pieces.clear()
+        self._changed.set()
 
     def on_time(self, now: float) -> None:
         if self.more_body and self._connection.is_client_half_closed():

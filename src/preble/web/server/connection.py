@@ -283,8 +283,11 @@ class ClientConnection(asyncio.Protocol):
             except Exception as error:  # noqa: BLE001 (as in the parser's callbacks)
                 self.fail(error)
 
-    def on_response_complete(self) -> None:
-        """An answer is complete: begin the next, or wait for a request."""
+    def on_response_complete(self, answering: Answering) -> None:
+        """An answer is complete: close after it, begin the next, or wait for a request."""
+        answering.response_complete = True
+        if not answering.keep_alive:
+            self.transport.close()
         self._served = None
         if not self.transport.is_closing():
             if self._waiting:  # what has come is served before more is read

@@ -9,8 +9,7 @@ import pytest
 
 from preble.core.placing.promises import Outcomes
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.policies.policy import Choice
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.types import NO_TARGET, Reason, Request, Target
 from support.by_hand import DOC, A, B, C, scheduler_of
 

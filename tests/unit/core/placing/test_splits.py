@@ -199,7 +199,7 @@ def test_whatever_ends_a_split_nothing_of_it_is_left(end: Callable[[GlobalSchedu
     made.check()
     for replica_id in made.snapshot().replicas:
         if Q in made._in_flight.entries and replica_id == made._cluster.replicas.replica_id(
-            made._in_flight.get(Q).replica
+            made._in_flight.entries[Q].replica
         ):
             continue
         assert waiting_s(made, replica_id) == 0.0

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from preble.core.admission.admission import FairAdmission
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.timing_samples import MIN_OUTPUT_TOKENS
-from preble.core.policies.policy import Choice
 from preble.core.policies.registry import policy_names
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.types import Placement, Reason, pack_tokens
 from preble.decisions.settings import make_scheduler
 from preble.errors import ConfigError

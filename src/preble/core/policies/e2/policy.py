@@ -12,8 +12,8 @@ from preble.core.cluster.state import ClusterState
 from preble.core.policies.cost_table import load_costs
 from preble.core.policies.e2.key_portion import KeyPortion
 from preble.core.policies.e2.rebalance import Rebalancer, RebalanceSettings
-from preble.core.policies.policy import Choice, Watching
-from preble.core.policies.view import ClusterView
+from preble.core.policies.policy import Watching
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
 from preble.core.types import PrefixReplication, Reason, ReplicaId, RequestId

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from math import exp
 from random import Random
 
-from preble.core.policies.policy import Choice
 from preble.core.policies.scoring import choose_lowest, scored, uncached_tokens
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 

@@ -9,9 +9,8 @@ from hashlib import blake2b, shake_128
 from itertools import chain
 from random import Random
 
-from preble.core.policies.policy import Choice
 from preble.core.policies.scoring import unweighed
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import TOKEN_BYTES, ReplicaId
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from preble.core.policies.policy import Choice
 from preble.core.policies.scoring import choose_lowest, uncached_tokens
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 
 
 class LMetric:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from preble.core.policies.cost_table import lowest
-from preble.core.policies.policy import Choice
 from preble.core.policies.scoring import choose_lowest, in_flight, match_ratio, scored, uncached_tokens
-from preble.core.policies.view import ClusterView
+from preble.core.policies.view import Choice, ClusterView
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import Reason
 
