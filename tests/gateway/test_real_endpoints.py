@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -165,3 +166,19 @@ async def test_sglangs_own_endpoint_is_placed_by_its_prompt(sglang_url: str) -> 
         await eventually(lambda: gateway.serving.num_in_flight == 0)
         [last] = gateway.serving.recent.latest(1)
         assert (last.outcome, last.output_tokens) == ("ok", 3) and (last.cached_tokens or 0) > 100
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+async def test_cached_tokens_of_sglangs_messages_are_known(sglang_url: str, stream: bool) -> None:
+    async with before([sglang_url]) as gateway, aiohttp.ClientSession(gateway.url) as http:
+        chat = [{"role": "user", "content": f"{time.time_ns()} {LONG}"}]
+        body = {"model": "tiny", "messages": chat, "max_tokens": 12, "stream": stream}
+        for _ in range(2):
+            async with http.post("/v1/messages", json=body) as answer:
+                text = await answer.text()
+                assert answer.status == 200, text
+        [told] = {int(found) for found in re.findall(r'"cache_read_input_tokens": ?(\d+)', text)}
+        await eventually(lambda: gateway.serving.num_in_flight == 0)
+        [last] = gateway.serving.recent.latest(1)
+        assert last.cached_tokens == told > 100

@@ -293,14 +293,21 @@ RESPONSE = [
     ),
 ]
 RESPONSE_USAGE = {"input_tokens": 9, "output_tokens": 7, "input_tokens_details": {"cached_tokens": 8}}
-BATCH = [{"completion_tokens": 3, "cached_tokens": 4}, {"completion_tokens": 4, "cached_tokens": 4}]
 META = {"prompt_tokens": 9, "completion_tokens": 7, "cached_tokens": 8, "finish_reason": {"type": "stop"}}
 GENERATED = [
     b"data: " + json.dumps({"text": "a", "meta_info": META | {"completion_tokens": 6}}).encode() + b"\n\n",
     b"data: " + json.dumps({"text": "ab", "meta_info": META}).encode() + b"\n\n",
     b"data: [DONE]\n\n",
 ]
-STREAMS = [(MESSAGES, MESSAGE), (RESPONSES, RESPONSE), (GENERATE, GENERATED)]
+MESSAGE_OF_SGLANG = [
+    event("message_start", message={"usage": {"input_tokens": 1, "output_tokens": 0, "cache_read_input_tokens": 8}}),
+    *MESSAGE[1:3],
+    *[MESSAGE[3]] * 20,
+    event("message_delta", delta={}, usage={"output_tokens": 7}),
+    event("message_stop"),
+]
+"""It reports the prompt's tokens only at the beginning."""
+STREAMS = [(MESSAGES, MESSAGE), (MESSAGES, MESSAGE_OF_SGLANG), (RESPONSES, RESPONSE), (GENERATE, GENERATED)]
 
 
 def metered(endpoint: Endpoint, raw: bytes, size: int) -> StreamMeter:
@@ -356,7 +363,7 @@ def test_an_error_in_a_stream_is_seen_in_the_form_in_which_it_is_sent(endpoint: 
         (
             GENERATE,
             [
-                {"meta_info": META | {"completion_tokens": 3, "cached_tokens": 4}},
+                {"meta_info": META | {"completion_tokens": 3}},
                 {"meta_info": META | {"completion_tokens": 4, "cached_tokens": 4}},
             ],
         ),

@@ -17,7 +17,7 @@ from preble.prompts.endpoints.bodies import (
     decoded,
     positive,
 )
-from preble.prompts.endpoints.events import EventForm, usage_object
+from preble.prompts.endpoints.events import EventForm, usage_objects
 from preble.prompts.endpoints.shared_fields import CheckedFields, check_fields
 
 
@@ -66,7 +66,7 @@ class MessageUsage(Struct):
     """Anthropic's usage: `input_tokens` are those that were neither cached before nor are now."""
 
     output_tokens: int | None = None
-    input_tokens: int = 0
+    input_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
@@ -74,7 +74,7 @@ class MessageUsage(Struct):
         """Return it in the form of completions."""
         cached = self.cache_read_input_tokens
         details = PromptTokensDetails(cached) if cached is not None else None
-        prompt_tokens = self.input_tokens + (cached or 0) + (self.cache_creation_input_tokens or 0)
+        prompt_tokens = (self.input_tokens or 0) + (cached or 0) + (self.cache_creation_input_tokens or 0)
         return Usage(prompt_tokens, self.output_tokens, prompt_tokens + (self.output_tokens or 0), details)
 
 
@@ -103,8 +103,12 @@ def usage_of_count(body: bytes) -> Usage | None:
 
 
 def _usage_in_events(tail: bytes) -> Usage | None:
-    usage = usage_object(tail, MessageUsage)
-    return usage.usage() if usage is not None else None
+    """vLLM reports all counts at the end; SGLang those of the prompt only in `message_start`."""
+    usages = usage_objects(tail, MessageUsage)
+    if not usages:
+        return None
+    cached = [one.cache_read_input_tokens for one in usages if one.cache_read_input_tokens is not None]
+    return msgspec.structs.replace(usages[-1], cache_read_input_tokens=cached[-1] if cached else None).usage()
 
 
 MESSAGE_EVENTS = EventForm(
@@ -113,6 +117,5 @@ MESSAGE_EVENTS = EventForm(
     end_name="message_stop",
     usage=_usage_in_events,
     begin=re.compile(rb"event: ?(?:content_block_|message_delta|message_stop|error)"),
-    tail=4,
 )
 """vLLM sends `message_start` with the first token, SGLang may send it at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +14,9 @@ import msgspec
 from preble.errors import EngineProtocolError
 from preble.prompts.endpoints.answers import Usage, usage_of_event
 
+_LAST = 4
+"""A stream's last pieces, which are searched for its end and usage: an event may come in two of them."""
+
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
@@ -20,8 +24,7 @@ class EventForm:
 
     `error`: an event in place of a piece of the answer. `end`: the last event of a whole answer, named `end_name`.
     `begin`: the first event that comes only after the prefill, None if every event does. `usage`: reads it from the
-    stream's last bytes. `tail`: how many of a stream's last pieces are searched for the end and the usage.
-    `ends_long`: the last event repeats the answer, so its name may be farther from the end than that.
+    stream's last pieces. `ends_long`: the last event repeats the answer, so its name may be farther from the end.
     """
 
     error: re.Pattern[bytes]
@@ -29,7 +32,6 @@ class EventForm:
     end_name: str
     usage: Callable[[bytes], Usage | None]
     begin: re.Pattern[bytes] | None = None
-    tail: int = 2
     ends_long: bool = False
 
     def has_error(self, events: bytes) -> bool:
@@ -44,7 +46,7 @@ class StreamMeter:
     engine reports no usage. A blank line ends an event; comments count too, which is close enough for an estimate.
     """
 
-    __slots__ = ("_form", "_has_ended", "_in_line_end", "_last", "events", "has_begun")
+    __slots__ = ("_form", "_has_ended", "_in_line_end", "_last", "_starts_with", "events", "has_begun")
 
     def __init__(self, form: EventForm) -> None:
         self.events = 0
@@ -53,7 +55,8 @@ class StreamMeter:
         self._form = form
         self._has_ended = False
         self._in_line_end = False
-        self._last: deque[bytes] = deque(maxlen=form.tail)
+        self._last: deque[bytes] = deque(maxlen=_LAST)
+        self._starts_with: Usage | None = None
 
     def feed(self, chunk: bytes) -> None:
         """Count the next bytes of the stream."""
@@ -62,9 +65,9 @@ class StreamMeter:
         self.events += chunk.count(b"\n\n") + chunk.count(b"\n\r\n") + (self._in_line_end and chunk.startswith(b"\n"))
         self._in_line_end = chunk.endswith(b"\n") and not chunk.endswith(b"\n\n")
         self._last.append(chunk)
-        if not self.has_begun:
-            begin = self._form.begin
-            self.has_begun = begin is None or begin.search(self._tail()) is not None
+        if not self.has_begun and (begin := self._form.begin) is not None and begin.search(tail := self._tail()):
+            self.has_begun = True
+            self._starts_with = self._form.usage(tail)
         if self._form.ends_long and not self._has_ended:
             self._has_ended = self._form.end.search(self._tail()) is not None
 
@@ -101,6 +104,8 @@ class StreamMeter:
         """
         usage = self.usage()
         cached_tokens = usage.cached_tokens if usage else None
+        if cached_tokens is None and self._starts_with is not None:  # SGLang reports it there alone, to `/v1/messages`
+            cached_tokens = self._starts_with.cached_tokens
         if usage is not None and usage.output_tokens is not None:
             return usage.output_tokens, cached_tokens
         return self.events - (self._form.end.search(self._tail()[-64:]) is not None), cached_tokens
@@ -127,15 +132,13 @@ _USAGE_OBJECT = re.compile(rb'"usage": ?(\{(?:[^{}]|\{[^{}]*\})*\})')
 T = TypeVar("T")
 
 
-def usage_object(tail: bytes, kind: type[T]) -> T | None:
-    """Return the last object named `usage`, of whatever event, even if the event's beginning is not in `tail`."""
-    all_found: list[bytes] = _USAGE_OBJECT.findall(tail)
-    for found in reversed(all_found):
-        try:
-            return msgspec.json.decode(found, type=kind)
-        except (msgspec.DecodeError, UnicodeError):
-            continue
-    return None
+def usage_objects(tail: bytes, kind: type[T]) -> list[T]:
+    """Return the objects named `usage`, of whatever event, even if the first event's beginning is not in `tail`."""
+    objects = []
+    for found in _USAGE_OBJECT.findall(tail):
+        with suppress(msgspec.DecodeError, UnicodeError):
+            objects.append(msgspec.json.decode(found, type=kind))
+    return objects
 
 
 OPENAI_EVENTS = EventForm(

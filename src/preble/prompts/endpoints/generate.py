@@ -79,7 +79,10 @@ class _Meta(Struct):
 
 
 class _Generated(Struct):
+    """`index`: in a list of answers, None where there is one."""
+
     meta_info: _Meta
+    index: int | None = None
 
 
 _GENERATED = msgspec.json.Decoder(_Generated | list[_Generated])
@@ -93,25 +96,28 @@ def usage_of_generated(body: bytes) -> Usage | None:
 
 
 def _sum(metas: list[_Meta]) -> Usage | None:
+    """Return the sum of answers' tokens; of the cached ones those of the first prompt, by which a list is placed."""
     if not metas or any(meta.completion_tokens is None for meta in metas):
         return None
     prompt_tokens, output_tokens = (
         sum(meta.prompt_tokens for meta in metas),
         sum(meta.completion_tokens or 0 for meta in metas),
     )
-    cached = [meta.cached_tokens for meta in metas if meta.cached_tokens is not None]
-    details = PromptTokensDetails(sum(cached)) if cached else None
+    cached = metas[0].cached_tokens
+    details = None if cached is None else PromptTokensDetails(cached)
     return Usage(prompt_tokens, output_tokens, prompt_tokens + output_tokens, details)
 
 
 def _usage_in_generated(tail: bytes) -> Usage | None:
-    """Return the usage of the last whole event: each repeats the counts so far."""
+    """Return the usage of the last whole event: each repeats the counts of its answer so far. None where there are
+    several answers, which end far from each other."""
     for line in reversed(tail.splitlines()):
         if line.startswith(b"data:") and b'"meta_info"' in line:
             try:
-                return _sum([_PIECE.decode(line[5:]).meta_info])
+                piece = _PIECE.decode(line[5:])
             except (msgspec.DecodeError, UnicodeError, RecursionError):
                 continue
+            return None if piece.index is not None else _sum([piece.meta_info])
     return None
 
 

@@ -14,7 +14,7 @@ from preble.errors import RequestError
 from preble.prompts.chats.from_responses import chat_of_response
 from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
 from preble.prompts.endpoints.bodies import Fields, PromptLimits, decoded, positive
-from preble.prompts.endpoints.events import EventForm, usage_object
+from preble.prompts.endpoints.events import EventForm, usage_objects
 from preble.prompts.endpoints.shared_fields import SessionFields, check_fields, session_in, tier_in
 
 
@@ -88,8 +88,8 @@ def usage_of_response(body: bytes) -> Usage | None:
 
 
 def _usage_in_events(tail: bytes) -> Usage | None:
-    usage = usage_object(tail, ResponseUsage)
-    return usage.usage() if usage is not None else None
+    usages = usage_objects(tail, ResponseUsage)
+    return usages[-1].usage() if usages else None
 
 
 _ID = re.compile(rb'"id": ?"(resp_[\w.:-]{1,200})"')
@@ -109,6 +109,5 @@ RESPONSE_EVENTS = EventForm(
     end_name="response.completed",
     usage=_usage_in_events,
     begin=re.compile(rb"event:(?! ?response\." + _BEFORE + rb"\r?\n)[^\r\n]+\n"),
-    tail=4,
     ends_long=True,
 )

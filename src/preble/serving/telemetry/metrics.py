@@ -245,12 +245,16 @@ class Telemetry:
         )
 
     def _used(self, placed: LocalPlaced, end: Ended) -> None:
-        """What the holder of a key has used."""
+        """What the holder of a key has used. A placement that gave nothing because of its replica costs no tokens: the
+        request moves, and the next one counts them.
+        """
         caller, model = placed.terms.caller, placed.model
         numbers, tenant = self.numbers, self._label(caller)
         numbers.add("preble_key_requests_total", caller.name)
         if tenant:
             numbers.add("preble_tenant_finished_total", tenant, model, end.outcome)
+        if not end.output_tokens and (end.outcome.blames_replica or end.outcome is Outcome.REFUSED):
+            return
         tokens = (placed.placement.num_prompt_tokens, end.cached_tokens or 0, end.output_tokens or 0)
         for kind, count in zip(("prompt", "cached", "output"), tokens, strict=True):
             numbers.add("preble_key_tokens_total", caller.name, kind, by=count)

@@ -268,7 +268,12 @@ ROOMS: Mapping[str, tuple[Declared, ...]] = MappingProxyType(
         ),
         "Keys and tenants": (
             _counter("key_requests", "Placements that ended, by key.", "key"),
-            _counter("key_tokens", "Tokens of a key, by kind: cached ones are also prompt.", "key", "kind"),
+            _counter(
+                "key_tokens",
+                "Tokens of a key, by kind: cached ones are also prompt. A moved request counts once.",
+                "key",
+                "kind",
+            ),
             _seconds(
                 "tenant_ttft",
                 "As preble_ttft_seconds, for each tenant, if `metrics.tenants` is set.",
