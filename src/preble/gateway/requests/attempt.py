@@ -14,6 +14,9 @@ from preble.prompts.endpoints import Endpoint, HeaderList, StreamMeter, read_ret
 from preble.serving import Placed, ReplicaSpan
 from preble.web.client.pool import Ongoing
 
+_STREAMS = AttemptState.STREAMS
+"""For every token: to find it in its class takes longer than the rest of the comparison."""
+
 
 class Sink(Protocol):
     """Takes a stream of events. A PrebleError that it raises ends the attempt."""
@@ -114,7 +117,7 @@ class Attempt:
         try:
             if self._meter is None:
                 self._take(data)
-            elif self.state is AttemptState.STREAMS:
+            elif self.state is _STREAMS:
                 if self._gaps is not None and self._last_at is not None:
                     self._gaps(now - self._last_at)
                 self._last_at = now

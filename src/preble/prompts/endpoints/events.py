@@ -17,6 +17,8 @@ from preble.prompts.endpoints.answers import Usage, usage_of_event
 _LAST = 4
 """A stream's last pieces, which are searched for its end and usage: an event may come in two of them."""
 
+_LINE_FEED = ord("\n")
+
 
 @dataclass(frozen=True, slots=True)
 class EventForm:
@@ -43,10 +45,11 @@ class StreamMeter:
     """Counts the events of a stream from its raw bytes. O(bytes), copies nothing.
 
     Engines send about one event for each token, so the number of events replaces the number of output tokens where the
-    engine reports no usage. A blank line ends an event; comments count too, which is close enough for an estimate.
+    engine reports no usage. A blank line ends an event; comments count too, and a piece with both kinds of line ends
+    counts those of one, which is close enough for an estimate.
     """
 
-    __slots__ = ("_form", "_has_ended", "_in_line_end", "_last", "_starts_with", "events", "has_begun")
+    __slots__ = ("_form", "_has_ended", "_last", "_looks", "_starts_with", "events", "has_begun")
 
     def __init__(self, form: EventForm) -> None:
         self.events = 0
@@ -54,22 +57,30 @@ class StreamMeter:
         """Whether the prefill is over. Until then a carrier may keep back what it has, and move the request."""
         self._form = form
         self._has_ended = False
-        self._in_line_end = False
+        self._looks = form.begin is not None or form.ends_long
+        """Whether the next bytes can show that the answer begins, or that it has ended."""
         self._last: deque[bytes] = deque(maxlen=_LAST)
         self._starts_with: Usage | None = None
 
     def feed(self, chunk: bytes) -> None:
-        """Count the next bytes of the stream."""
+        """Count the next bytes of the stream. Every token costs this, so it looks for what is usual first."""
         if not chunk:
             return
-        self.events += chunk.count(b"\n\n") + chunk.count(b"\n\r\n") + (self._in_line_end and chunk.startswith(b"\n"))
-        self._in_line_end = chunk.endswith(b"\n") and not chunk.endswith(b"\n\n")
+        self.events += chunk.count(b"\n\n") or chunk.count(b"\n\r\n")
+        if chunk[0] == _LINE_FEED:  # a blank line may come in two pieces
+            before = self._tail()
+            self.events += before.endswith(b"\n") and not before.endswith(b"\n\n")
         self._last.append(chunk)
-        if not self.has_begun and (begin := self._form.begin) is not None and begin.search(tail := self._tail()):
+        if self._looks:
+            self._look(self._tail())
+
+    def _look(self, tail: bytes) -> None:
+        if not self.has_begun and (begin := self._form.begin) is not None and begin.search(tail):
             self.has_begun = True
             self._starts_with = self._form.usage(tail)
         if self._form.ends_long and not self._has_ended:
-            self._has_ended = self._form.end.search(self._tail()) is not None
+            self._has_ended = self._form.end.search(tail) is not None
+        self._looks = not self.has_begun or (self._form.ends_long and not self._has_ended)
 
     def _tail(self) -> bytes:
         return b"".join(self._last)
