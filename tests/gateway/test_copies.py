@@ -332,3 +332,19 @@ async def test_two_prompts_under_one_id_end_an_emulated_engine() -> None:
             async with http.post("/v1/completions", json=body) as answer:
                 assert answer.status == 400
             await server.failed()
+
+
+async def test_where_first_tokens_are_late_a_copy_has_as_long_as_they_need(
+    profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copies, "LEAST_WAIT_S", 0.0)  # ships 1 s
+    monkeypatch.setattr(copies, "PATIENCE", 0.0)  # ships 4
+    async with pair(profile) as two:
+        source = await two.cached_at_one()
+        target, _, decision = await two.ask_while_busy(source)
+        assert decision.transfer_failed
+        await two.reset(target)
+        for _ in range(100):
+            two.gateway.serving.scheduler._promises.ttft.note(0.0, PATIENCE_S)
+        _, _, decision = await two.ask_while_busy(source)
+        assert decision.transfer_failed is False and decision.transferred_s is not None

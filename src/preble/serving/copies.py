@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 LEAST_WAIT_S = 1.0
 PATIENCE = 4.0
 """A copy fails after `PATIENCE` times its expected time and `LEAST_WAIT_S` more."""
+MOST_BEFORE_S = 10.0
+"""Where first tokens are late of late, a copy has as long as 98 of 100 of them need, but no longer than this. Else
+copies would fail on an overloaded machine that come sooner than a first token."""
 MOST_FAILURES = 3
 """We leave a replica out after so many copies in a row that bring nothing. A single one may fail because its source has
 evicted the prefix meanwhile. Those that were under way when one failed are not counted: they may have waited for the
@@ -110,7 +113,7 @@ class Copies:
             return False
         cached, began = 0, asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(LEAST_WAIT_S + PATIENCE * transfer.seconds):
+            async with asyncio.timeout(longest_wait_s(transfer.seconds, placed.placement.predicted_ttft_p98_s)):
                 cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine.kv_peer, salt) or 0
         except (EngineError, RequestError, TimeoutError) as error:
             reason = str(error) or "it took too long"
@@ -136,6 +139,16 @@ class Copies:
             structlog.get_logger().warning(
                 "copies_stopped", replica=worst.engine.replica_id, last_failure=reason, hint=hint
             )
+
+
+def longest_wait_s(expected_s: float, ttft_p98_s: float | None) -> float:
+    """Return after how many seconds a copy counts as failed. `ttft_p98_s`: what the request's first token will keep in
+    98 of 100 cases, as the last ones turned out; None where too few did.
+
+    >>> longest_wait_s(0.5, None), longest_wait_s(0.5, 0.8), longest_wait_s(0.5, 6.0), longest_wait_s(0.5, 60.0)
+    (3.0, 3.0, 6.0, 10.0)
+    """
+    return max(LEAST_WAIT_S + PATIENCE * expected_s, min(ttft_p98_s or 0.0, MOST_BEFORE_S))
 
 
 def _copied(placed: LocalPlaced) -> bytes:
