@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -50,21 +50,30 @@ class MetricsPage(Collector):
             family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
             yield self._of_each(family, _of_stats(counter))
         yield self._cache_config()
+        yield self._by_label(
+            "prompt_tokens_by_source",
+            "source",
+            {
+                "local_compute": lambda e: e.stats.prefix_queries - e.stats.prefix_hits,
+                "local_cache_hit": lambda e: e.stats.prefix_hits - e.copied_tokens,
+                "external_kv_transfer": lambda e: e.copied_tokens,
+            },
+        )
         if self._engines[0].peers is not None:
-            family = CounterMetricFamily("vllm:kv_offload_tiering_chunk_hits", "Chunks copied.", labels=_LABELS)
-            yield self._of_each(family, lambda e: e.copied_tokens // e.block_size)
-            yield self._copied_bytes()
+            yield self._by_label("kv_offload_tiering_read_bytes", "tier", {"1:p2p": lambda e: e.copied_bytes})
+            yield self._by_label("prompt_tokens_cached_by_source", "source", {"p2p": lambda e: e.copied_tokens})
 
     def _of_each(self, family: Family, value: Callable[[EmulatedEngine], float]) -> Family:
         for rank, engine in enumerate(self._engines):
             family.add_metric((self._model, str(rank)), value(engine))
         return family
 
-    def _copied_bytes(self) -> Metric:
-        text = "KV that has come from other replicas."
-        family = CounterMetricFamily("vllm:kv_offload_tiering_read_bytes", text, labels=(*_LABELS, "tier"))
+    def _by_label(self, name: str, label: str, values: Mapping[str, Callable[[EmulatedEngine], float]]) -> Metric:
+        """Return a counter with one label more, by that label's values."""
+        family = CounterMetricFamily(f"vllm:{name}", f"By {label}.", labels=(*_LABELS, label))
         for rank, engine in enumerate(self._engines):
-            family.add_metric((self._model, str(rank), "1:p2p"), engine.copied_bytes)
+            for given, value in values.items():
+                family.add_metric((self._model, str(rank), given), value(engine))
         return family
 
     def _cache_config(self) -> Metric:

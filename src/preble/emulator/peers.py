@@ -1,7 +1,8 @@
 """KV copied from another emulated replica, as vLLM's p2p tier does it, with the traps that vLLM 0.32 has.
 
 The other one is asked over HTTP which blocks it has; nothing else moves. Two prompts under one id end the engine. After
-a connection that failed nothing is copied any more, and each request that asks for it waits.
+a connection that failed nothing is copied any more, and each request that asks for it waits. Unlike vLLM's, a copied
+prompt of whole blocks has its last block computed.
 """
 
 from __future__ import annotations
