@@ -68,6 +68,7 @@ async def test_the_picture_has_the_fleet_the_prefixes_and_the_decisions(serve: S
         assert {row["state"] for row in picture["replicas"]} == {"live"}
         [hot] = [row for row in picture["prefixes"] if row["uses"] == 3]
         assert (hot["parent"], hot["start"]) == (None, 0) and hot["end"] >= len(PROMPT)
+        assert hot["request_id"] == picture["decisions"][0]["request_id"], "the last one, which has ended"
         assert len(picture["decisions"]) == 3 and picture["counts"]["placed"] == 3
         newest = picture["decisions"][0]
         assert newest["candidates"][0]["replica"] == newest["replica"], "the chosen one comes first"

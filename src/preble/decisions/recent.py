@@ -186,6 +186,11 @@ class RecentDecisions:
             if (own_id := record.placement.request_id) == request_id or own_id.startswith(several)
         ]
 
+    def placed(self, count: int) -> dict[float, RequestId]:
+        """Return the last `count` requests by when they were placed, by the scheduler's clock."""
+        last = zip(reversed(self._records), range(count), strict=False)
+        return {record.placed_at: record.placement.request_id for record, _ in last}
+
     def latest(self, count: int, num_candidates: int | None = None) -> Iterator[Decision]:
         """Return the last `count`, newest first.
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from preble.serving.serving import Serving
 
 _NUM_PREFIXES = 24
+_NUM_NAMING = 2_000
+"""The last requests, of which one names a prefix: they take a few milliseconds to look through."""
 _NUM_DECISIONS = 12
 _NUM_CANDIDATES = 6
 _NO_FAILURE = frozenset({"ok", "aborted", "rejected", "refused"})
@@ -51,7 +53,7 @@ class ReplicaPicture(Struct, frozen=True, omit_defaults=True):
 
 
 class PrefixRow(Struct, frozen=True):
-    """One hot prefix, see `HotPrefix`. `holders`, `partly`: the replicas' names. `request_id`: one that uses it now."""
+    """One hot prefix, see `HotPrefix`. `holders`, `partly`: the replicas' names. `request_id`: of its last user."""
 
     name: str
     parent: int | None
@@ -96,7 +98,7 @@ class Picture(Struct, frozen=True):
 def take_picture(serving: Serving, at: float, up_s: float) -> Picture:
     """Return the picture of this moment. O(replicas + prompts indexed)."""
     numbers, state = serving.telemetry.numbers, serving.scheduler.snapshot()
-    hot = serving.scheduler.hottest(_NUM_PREFIXES)
+    hot = serving.scheduler.hottest(_NUM_PREFIXES, serving.recent.placed(_NUM_NAMING))
     kinds = ("preble_prompt_tokens_total", "preble_matched_tokens_total")
     tokens = [numbers.sum_by("replica", kind) for kind in kinds]
     return Picture(

@@ -397,6 +397,7 @@ def test_only_the_last_decisions_are_remembered() -> None:
     assert [decision.request_id for decision in recent.latest(10)] == ["q4", "q3", "q2"]
     assert (recent.of_request("q1"), len(recent.of_request("q2")), len(recent)) == ([], 1, 3)
     assert recent.of_request("q4")[0].placed_at == 104.0
+    assert recent.placed(2) == {3.0: "q3", 4.0: "q4"}, "by the scheduler's clock"
 
 
 def test_a_request_id_that_comes_again_and_again_is_forgotten_in_order() -> None:

@@ -10,13 +10,14 @@ Kept incrementally: O(1) a request, its end and its expiry. L itself is computed
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import exp, inf, log
 from typing import Final
 
 from preble.core.costs.model import CostModel
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex
+from preble.core.types import RequestId
 
 DEFAULT_OUTPUT_TOKENS: Final = 45.0
 """Assumed output length before any request has finished. Source: the published code's default."""
@@ -248,6 +249,18 @@ class LoadWindow:
                 decode_s = self._cost_model.decode_s(self.mean_answer_tokens, entry.num_prompt_tokens)
                 load_s[above] = load_s.get(above, 0.0) + entry.prefill_s + decode_s
         return load_s
+
+    def last_users(self, placed: Mapping[float, RequestId]) -> dict[Node, RequestId]:
+        """Return, for each node that requests of `placed` use, the last of them. `placed`: by the time of placement.
+
+        O(requests in the window + requests in `placed` x depth): for the live page.
+        """
+        users: dict[Node, RequestId] = {}
+        for entry in self._placed():
+            if entry.replica is not None and (request_id := placed.get(entry.placed_at)) is not None:
+                for node in entry.leaf.ancestors():
+                    users[node] = request_id
+        return users
 
     def entries(self) -> list[WindowEntry]:
         """Return what counts now, oldest first. O(n); for tests."""

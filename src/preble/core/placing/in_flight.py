@@ -18,7 +18,7 @@ from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.promises import Promises
 from preble.core.placing.running_answers import RunningAnswers
 from preble.core.placing.timing_samples import TimingSamples
-from preble.core.prefixes.radix_tree import Match, Node
+from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import PackedTokens, Request, RequestId
 from preble.errors import UnknownRequest
@@ -184,11 +184,6 @@ class InFlightTable:
             self.num_assumed -= entry.is_assumed
         self._timing.remove_replica(replica)
         return [entry.request for entry in there if not entry.is_assumed]
-
-    def last_users(self) -> dict[Node, RequestId]:
-        """Return, for each node that our requests in flight use, the last of them. O(requests x depth)."""
-        own = [entry for entry in self.entries.values() if not entry.is_assumed]
-        return {node: entry.request.request_id for entry in own for node in entry.leaf.ancestors()}
 
     def check(self) -> None:
         """Assert that every request counts where it should, and nowhere else. O(everything); for tests."""

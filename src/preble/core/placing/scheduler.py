@@ -5,6 +5,7 @@ Source: Preble, "E2 Global Scheduler".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf
 from random import Random
 
@@ -423,9 +424,12 @@ class GlobalScheduler:
         lengths = learned_lengths(self._tree)
         return Learned(factors.prefill, factors.decode, answer_tokens, tuple(lengths))
 
-    def hottest(self, at_most: int) -> list[HotPrefix]:
-        """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
-        return hot_prefixes(self._cluster, self._in_flight, at_most)
+    def hottest(self, at_most: int, placed: Mapping[float, RequestId] | None = None) -> list[HotPrefix]:
+        """Return the prefixes that most requests of the window use, each after its parent.
+
+        `placed`: requests to name them by, by the time of their placement. O(prompts indexed + `placed` x depth).
+        """
+        return hot_prefixes(self._cluster, at_most, placed or {})
 
     def matched_tokens(self, replica_id: ReplicaId, request: Request) -> int:
         """Return leading tokens of a prompt that a replica, trusted or not, is expected to serve from its cache now.

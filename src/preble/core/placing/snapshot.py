@@ -51,8 +51,8 @@ class HotPrefix:
     `name`: a hash of the run's first tokens and of its parent's name, so that the tokens stay secret.
     `parent`: the place in the list of the node above, None at the top. `start`, `end`: of the run, in tokens from the
     start of the prompt. `uses`: requests of the window that use it. `holders`: the replicas that hold all of it in
-    their engine's memory; `partly`: those that hold a part. `request_id`: the last one in flight that uses it; "" if
-    none does.
+    their engine's memory; `partly`: those that hold a part. `request_id`: the last one that uses it, of those that the
+    caller named; "" if none does.
     """
 
     name: str
@@ -144,10 +144,10 @@ def _enough_index_bytes(replicas: ReplicaTable) -> int:
     return int(sum(bytes_of))
 
 
-def hot_prefixes(cluster: ClusterState, in_flight: InFlightTable, at_most: int) -> list[HotPrefix]:
+def hot_prefixes(cluster: ClusterState, at_most: int, placed: Mapping[float, RequestId]) -> list[HotPrefix]:
     """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
     found: list[HotPrefix] = []
-    last_users = in_flight.last_users()
+    last_users = cluster.window.last_users(placed)
     for shared in hottest(cluster.index.tree, at_most):
         node = shared.node
         above = found[shared.parent].name if shared.parent is not None else shared.namespace

@@ -43,13 +43,13 @@ def test_a_name_stays_while_the_tree_grows(scheduler: GlobalScheduler) -> None:
     assert scheduler.hottest(10)[0].name == before.name
 
 
-def test_a_prefix_names_the_last_request_in_flight_that_uses_it(scheduler: GlobalScheduler) -> None:
-    place(scheduler, 0, TOOLS, SEARCH)
-    place(scheduler, 1, TOOLS, SEARCH)
-    assert [hot.request_id for hot in scheduler.hottest(10)] == [""]
-    for name, task in (("a", SEARCH), ("b", CODE)):
-        scheduler.place(Request(RequestId(name), pack_tokens([*TOOLS, *task])), 0.0)
-    assert {hot.end: hot.request_id for hot in scheduler.hottest(10)} == {100: "b", 150: "a"}
+def test_a_prefix_names_the_last_known_request_that_uses_it_though_it_has_ended(scheduler: GlobalScheduler) -> None:
+    for number, task in enumerate((SEARCH, SEARCH, CODE, CODE)):
+        place(scheduler, number, TOOLS, task, now=float(number))
+    assert {hot.request_id for hot in scheduler.hottest(10)} == {""}
+    known = {float(number): RequestId(str(number)) for number in (0, 1, 2)}
+    named = {(hot.start, hot.end): hot.request_id for hot in scheduler.hottest(10, known)}
+    assert named == {(0, 100): "2", (100, 150): "1", (100, 180): "2"}
 
 
 def test_prompts_of_different_namespaces_have_different_names(scheduler: GlobalScheduler) -> None:
