@@ -335,6 +335,17 @@ async def test_a_vllm_that_may_refuse_a_priority_gets_none(version: str, order: 
         assert (await client.probe()).priority == order
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_sglang_of_a_fixed_role_does_not_join_and_says_why(role: str) -> None:
+    answers = sglang()
+    answers["/server_info"]["disaggregation_mode"] = role
+    async with client_of(answers, "sglang") as client:
+        with pytest.raises(EngineRefused, match=f"--disaggregation-mode {role}.*start it without"):
+            await client.probe()
+        answers["/server_info"]["disaggregation_mode"] = "null"
+        await client.probe()
+
+
 async def test_sglang_that_says_where_it_pushes_its_load_has_one() -> None:
     async with client_of(sglang(load_endpoint_port_base=5559), "sglang") as client:
         assert client.loads() is None, "not before it was asked"

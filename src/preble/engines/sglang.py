@@ -23,7 +23,7 @@ from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
-from preble.errors import EngineError
+from preble.errors import EngineError, EngineRefused
 from preble.web.client.pool import Ongoing, Receiver
 
 OWNER = "sglang"
@@ -33,6 +33,8 @@ ABORT_TIMEOUT_S = 2.0
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/invocations"})
 """Paths whose bodies take the id of a request. SGLang refuses one for a list of texts to embed."""
 
+_WHOLE = (None, "null")
+"""What SGLang says of its role where it computes prompts and decodes their answers."""
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
@@ -58,6 +60,7 @@ class ServerInfo(msgspec.Struct):
     kv_events: SglangEventSource | None = None
     enable_priority_scheduling: bool | None = None
     schedule_low_priority_values_first: bool | None = None
+    disaggregation_mode: str | None = None
 
     @property
     def priority(self) -> PriorityOrder | None:
@@ -91,6 +94,9 @@ class SglangEngine(ReportingEngine):
         """Ask what it serves, how large its cache is and where it publishes. Raises: EngineError."""
         models = await served_models(self.http)
         info: ServerInfo = (await self.http.ask("/server_info")).decode(ServerInfo)
+        if info.disaggregation_mode not in _WHOLE:
+            text = f"runs with --disaggregation-mode {info.disaggregation_mode}, so it refuses requests of its own"
+            raise self.http.error(EngineRefused, f"{text}; start it without: Preble places whole requests")
         loads = await self.http.ask("/v1/loads")
         num_ranks = max(info.kv_events.dp_size, 1) if info.kv_events is not None else 1
         first = self.given_kv_events or self._endpoints_of(info.kv_events)
