@@ -64,6 +64,8 @@ CASES: Mapping[str, Case] = {
     "tool use": Case("toolbench", 3000, 45),
     "long documents": Case("longdoc", 1500, 2.5, options={"num_prefixes": 40}, pools=(1,)),
     "programming": Case("programming", 1500, 15),
+    "video": Case("video", 1500, 5, options={"num_prefixes": 116}, pools=()),
+    "embodied agent": Case("agent", 4000, 120, pools=()),
 }
 
 

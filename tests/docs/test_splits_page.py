@@ -37,7 +37,17 @@ def test_long_answers_to_prompts_that_share_nothing_gain(benchmark: Any) -> None
     assert fmean(one.e2e_mean_s for one in split) <= 0.95 * fmean(one.e2e_mean_s for one in best)
 
 
-@pytest.mark.parametrize("name", ["tool use", "long documents", "programming", "nothing shared, 512 out, slow link"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tool use",
+        "long documents",
+        "programming",
+        "video",
+        "embodied agent",
+        "nothing shared, 512 out, slow link",
+    ],
+)
 def test_no_workload_is_slower_by_splits(benchmark: Any, name: str) -> None:
     split, best = benchmark.pairs(benchmark.KEPT.known(), name, "split")
     assert split
@@ -45,7 +55,7 @@ def test_no_workload_is_slower_by_splits(benchmark: Any, name: str) -> None:
         assert one.e2e_mean_s <= 1.02 * other.e2e_mean_s
 
 
-@pytest.mark.parametrize("name", ["tool use", "long documents"])
+@pytest.mark.parametrize("name", ["tool use", "long documents", "video", "embodied agent"])
 def test_what_is_mostly_cached_is_not_split(benchmark: Any, name: str) -> None:
     split, _ = benchmark.pairs(benchmark.KEPT.known(), name, "split")
     assert split and all(one.split < 0.01 for one in split)
