@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -66,7 +67,10 @@ async def test_streams_without_an_event_make_no_answer_to_a_list(serve: Serve) -
 
 
 async def test_a_replicas_garbage_is_cut_in_messages_and_log(serve: Serve) -> None:
+    connections = set[asyncio.StreamWriter]()
+
     async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(writer)
         head = await reader.read(4096)  # nothing, if the connection is closed before it was used
         if head.startswith(b"GET /v1/models"):
             body = b'{"data": [{"id": "tiny", "max_model_len": 8192}]}'
@@ -74,13 +78,18 @@ async def test_a_replicas_garbage_is_cut_in_messages_and_log(serve: Serve) -> No
         else:
             writer.write(b"garbage " * 2500)
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        connections.remove(writer)
 
     server = await asyncio.start_server(garbage, "127.0.0.1", 0)
     fake = FakeReplica()
     fake.port = server.sockets[0].getsockname()[1]
-    async with server, serve([fake]) as gateway:
-        with capture_logs() as logs:
-            code, body, _ = await gateway.complete()
+    async with server:
+        async with serve([fake]) as gateway:
+            with capture_logs() as logs:
+                code, body, _ = await gateway.complete()
+        await eventually(lambda: not connections)  # a check of the replica may just have begun
         assert (code, body["error"]["type"]) == (502, "engine_error")
         assert "garbage" in body["error"]["message"] and len(body["error"]["message"]) < 400
         assert max(len(str(line)) for line in logs) < 800

@@ -4,18 +4,27 @@ comes."""
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from gateway.conftest import Serve, Served
 from gateway.fakes import gated, replicas
+from preble.config import ReplicaConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import NO_TARGET, Target
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.server import EmulatorServer
 from preble.errors import RequestError
 from preble.rules.callers import ANYBODY, Caller
 from preble.serving.terms import TOKENS_PER_S, TPOT_TARGETS, TTFT_TARGETS, target_of
+from support.gateways import gateway_before, idle
 from support.waiting import eventually
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "howto" / "targets.md"
 
 LONG, SHORT = list(range(50_000)), list(range(100_000, 100_100))
 """Prompts whose prefill takes 5 s and 10 ms, as the gateway estimates."""
@@ -33,9 +42,13 @@ async def ask(
 
 
 async def outcomes(gateway: Served) -> dict[str, float]:
+    return outcomes_in(await gateway.metrics())
+
+
+def outcomes_in(metrics: str) -> dict[str, float]:
     """How many targets of the time to the first token there were of each outcome."""
-    lines = [line for line in (await gateway.metrics()).splitlines() if line.startswith("preble_targets_total{")]
-    assert all('target="ttft"' in line and 'model="tiny"' in line for line in lines)
+    lines = [line for line in metrics.splitlines() if line.startswith("preble_targets_total{")]
+    assert all('target="ttft"' in line and 'model="tiny' in line for line in lines)
     return {line.split('outcome="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
 
 
@@ -53,6 +66,44 @@ async def test_a_target_that_no_replica_can_keep_is_refused_until_one_can(serve:
         assert (await long)[0] == 200
         assert (await ask(gateway, SHORT, 500.0, stream=True))[0] == 200
         assert await outcomes(gateway) == {"refused": 1, "kept": 1}
+
+
+async def test_what_the_how_to_shows_happens_on_an_emulated_replica() -> None:
+    """The request that a reader copies is kept, given a minute, for this machine may be slow. While a long prompt is
+    computed it is refused as it stands."""
+    page = HOW_TO.read_text(encoding="utf-8")
+    shown = re.search(
+        r"curl -i http://[^/]+(?P<path>\S+) .*?-H '(?P<name>x-[\w-]+): (?P<ms>\d+)'.*?-d '(?P<body>.*?)'", page, re.S
+    )
+    assert shown is not None
+    sent: dict[str, Any] = {
+        "data": shown["body"],
+        "headers": {"content-type": "application/json", shown["name"]: shown["ms"]},
+    }
+    patient = sent | {"headers": sent["headers"] | {shown["name"]: "60000"}}
+    async with (
+        EmulatorServer(EmulatorConfig(profile="tiny-cpu", kv_tokens=2**17)) as server,
+        gateway_before([ReplicaConfig(server.url)]) as gateway,
+        aiohttp.ClientSession(gateway.url) as http,
+    ):
+
+        async def metrics() -> str:
+            async with http.get("/metrics") as answer:
+                return await answer.text()
+
+        async with http.post(shown["path"], **patient) as answer:
+            assert answer.status == 200 and float(answer.headers["x-preble-predicted-ttft-ms"]) > 0
+            assert "data: [DONE]" in await answer.text()
+        await eventually(lambda: gateway.serving.num_in_flight == 0)
+        assert outcomes_in(await metrics()) == {"kept": 1}
+        long = asyncio.create_task(http.post(shown["path"], json={"prompt": LONG}))
+        await eventually(lambda: gateway.serving.num_in_flight == 1)
+        async with http.post(shown["path"], **sent) as answer:
+            assert answer.status == 429 and int(answer.headers["retry-after"]) >= 1
+            assert "no replica can keep this request's target now; perhaps in" in await answer.text()
+        assert outcomes_in(await metrics()) == {"kept": 1, "refused": 1}
+        long.cancel()
+        await idle(gateway)
 
 
 async def test_a_target_that_no_idle_replica_could_keep_is_served_as_it_comes(serve: Serve) -> None:
