@@ -29,9 +29,12 @@ def distribution(values: Sequence[float]) -> Distribution:
     >>> spread = distribution([1.0, 2.0, 3.0, 6.0])
     >>> spread.mean, round(spread.sd, 3), spread.percentiles[50], spread.percentiles[100]
     (3.0, 1.871, 2.5, 6.0)
+    >>> distribution([20.3] * 120).sd  # the mean of equal numbers is rounded, and would differ from them
+    0.0
     """
     if not values:
         raise ValueError("a distribution needs at least one number")
     numbers = np.asarray(values, dtype=np.float64)
     percentiles = np.percentile(numbers, np.arange(101)).tolist()
-    return Distribution(float(numbers.mean()), float(numbers.std()), tuple(percentiles))
+    sd = float(numbers.std()) if np.ptp(numbers) > 0 else 0.0
+    return Distribution(float(numbers.mean()), sd, tuple(percentiles))
