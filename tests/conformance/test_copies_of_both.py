@@ -30,7 +30,7 @@ WHOLE = 20 * BLOCK_SIZE
 KV_BYTES_OF_TINY = 2048
 """Of a token's KV in the real model."""
 _BYTES_KEPT = re.compile(rb'^vllm:kv_offload_tiering_write_bytes_total\{.*tier="1:p2p".*\} (\S+)', re.MULTILINE)
-"""What a vLLM has put into its host's memory."""
+"""What a vLLM has put into its host's memory, and what it has sent from there."""
 
 
 WHOLE_BLOCKS = "whole blocks and no more"
@@ -95,8 +95,8 @@ class Copying:
         """Take one step with prompts that nobody has seen before."""
         drawn = rng.choices(range(100, 4000), k=max(step.num_tokens, step.at_source))
         prompt = drawn[: step.num_tokens]
+        kept = await self._kept()
         if step.at_source:
-            kept = await self._kept()
             await self.ask(self.source, drawn[: step.at_source])
             kept += step.at_source // BLOCK_SIZE * BLOCK_SIZE * self.kv_bytes
             await eventually(partial(self._has_kept, kept), "the source has put it where others may copy it")
@@ -105,6 +105,8 @@ class Copying:
         peer = f"127.0.0.1:{free_ports(1)[0]}" if step.is_gone else self.peer
         before, bytes_before = await prompt_tokens(self.target), await self._bytes()
         given = await self.ask(self.target, prompt, kv_transfer_params=copy_source(peer), n=step.choices)
+        kept += ((await prompt_tokens(self.target)).copied - before.copied) * self.kv_bytes
+        await eventually(partial(self._has_kept, kept), "it has counted what it sent, before the next step")
         after, bytes_after = await prompt_tokens(self.target), await self._bytes()
         return Seen(
             frozenset(name for name, value in given.items() if value is not None),
