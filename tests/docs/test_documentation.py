@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from preble.cli import COMMANDS
 from support.scripts import script
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,12 @@ def test_every_make_verb_that_a_page_names_exists(page: Path) -> None:
     verbs = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
     used = set(re.findall(r"(?:`|^\s*|\$ )make ([a-z][a-z-]*)", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert used <= verbs
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_a_page_names_exists(page: Path) -> None:
+    used = set(re.findall(r"(?:`|^\$ )preble ([a-z]+)", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert used <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("page", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
