@@ -11,7 +11,7 @@ import msgspec
 
 from preble.core.costs.model import CostModel
 from preble.lab.sim import Failure, FailureKind, SimConfig
-from preble.lab.workloads import Stream, Workload
+from preble.lab.workloads import Stream, Workload, WorkloadPlan
 from preble.lab.workloads.streams import stream_workload
 from preble.profiles import load_profile
 
@@ -29,10 +29,12 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Streams on a cluster. A stream's `share` is its requests a second. `warm_s`: see `stream_workload`.
 
     Requests come for `lasting_s` after that, and count then. `kv_tokens`: of a replica, None for the profile's.
+    `plan`: a workload in place of streams.
     """
 
-    streams: tuple[Stream, ...]
+    streams: tuple[Stream, ...] = ()
     lasting_s: float
+    plan: WorkloadPlan | None = None
     warm_s: float = 0.0
     replicas: int = 4
     kv_tokens: int | None = None
@@ -40,6 +42,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     failures: tuple[Failure, ...] = ()
 
     def workload(self, seed: int) -> Workload:
+        if self.plan is not None:
+            return msgspec.structs.replace(self.plan, seed=seed).make()
         rps = sum(stream.share for stream in self.streams)
         return stream_workload(self.streams, rps, self.lasting_s, self.warm_s, seed)
 
@@ -269,6 +273,10 @@ def _named() -> Iterator[tuple[str, Case]]:
     yield "drift", Case(streams=(usual,), lasting_s=60.0, warm_s=20.0, kv_tokens=60_000)
     newdoc = Stream(name="document", share=4.0, prefixes=1, prefix_tokens=30_000, from_s=15.0, output_tokens=20)
     yield "new-document", Case(streams=(msgspec.structs.replace(TOOLS), newdoc), lasting_s=60.0, warm_s=20.0)
+    rate, requests = 0.14, 2000
+    lasting_s = 0.8 * requests / rate
+    coding = WorkloadPlan(source="coding", requests=requests, rps=rate)
+    yield "coding", Case(plan=coding, lasting_s=lasting_s, warm_s=lasting_s / 4)
 
 
 NAMED = MappingProxyType(dict(_named()))
