@@ -40,10 +40,27 @@ DEAR = MappingProxyType(
     }
 )
 """Results that a change of the policy may leave as they are, as long as their pages say so, and how long they take."""
+MARKS = MappingProxyType(
+    {
+        "backends": ("backends", "value:sglang", "value:vllm"),
+        "fidelity": ("preble", "round_robin", "value:means-within", "value:gains-"),
+        "gains": ("gains", "value:gain-"),
+        "gateway_ranking": ("gateway-agreement",),
+        "gateways": ("gateways.",),
+        "grid": ("grid-", "value:case-", "value:harm-", "value:map-"),
+        "held_out": ("held-out", "value:held-out"),
+        "policy_steps": ("knobs", "rivals", "steps"),
+        "real_check": ("real-check", "value:real-"),
+        "real_copies": ("real-copies",),
+    }
+)
+"""How the markers of these begin, wherever a page shows them."""
 PAGES = (
+    ROOT / "README.md",
     *(
         ROOT / "docs" / name
         for name in (
+            "index.md",
             "evaluation.md",
             "fidelity.md",
             "concepts/copies.md",

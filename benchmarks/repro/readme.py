@@ -9,6 +9,7 @@ from pathlib import Path
 
 import backends
 import gains
+import made_by
 import performance
 from page import filled
 
@@ -23,6 +24,7 @@ def values() -> dict[str, str]:
         **gains.values(gains.known_gains()),
         "value:vllm": engines["value:vllm-12"],
         "value:sglang": engines["value:sglang-12"],
+        **made_by.values(),
         **{f"value:{name}": costs[name] for name in ("whole-ms", "event-us", "added-ms")},
     }
 

@@ -41,6 +41,19 @@ def test_each_result_that_a_policy_made_is_shown_with_its_policy() -> None:
     assert made_by.DEAR.keys() | set(made_by.E2) <= made_by.makers().keys()
 
 
+def test_a_page_that_shows_what_an_earlier_policy_may_have_made_says_which_it_was() -> None:
+    made_by, markers = script("benchmarks/repro/made_by.py"), script("benchmarks/repro/page.py")
+    assert made_by.MARKS.keys() == made_by.DEAR.keys()
+    seen = set()
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")):
+        names = markers.names(page.read_text(encoding="utf-8"))
+        shown = {result for result, begins in made_by.MARKS.items() if any(name.startswith(begins) for name in names)}
+        said = {name.removeprefix("value:policy-") for name in names}
+        assert shown <= said, f"{page.name}: say of which policy {', '.join(sorted(shown - said))} is"
+        seen |= shown
+    assert seen == made_by.MARKS.keys()
+
+
 def test_each_script_that_judges_a_policy_notes_which_it_was() -> None:
     found = set()
     for path in (ROOT / "benchmarks" / "repro").glob("*.py"):
