@@ -52,6 +52,7 @@ MARKS = MappingProxyType(
         "policy_steps": ("knobs", "rivals", "steps"),
         "real_check": ("real-check", "value:real-"),
         "real_copies": ("real-copies",),
+        "session_lengths": ("session-lengths",),
     }
 )
 """How the markers of these begin, wherever a page shows them."""
