@@ -33,7 +33,7 @@ DEAR = MappingProxyType(
         "gateways": "an hour",
         "grid": "some hours",
         "held_out": "some hours",
-        "policy_steps": "half an hour",
+        "policy_steps": "six minutes, compiled",
         "real_check": "an hour of a machine that does nothing else, with engines",
         "real_copies": "half an hour, with engines",
         "session_lengths": "ten minutes; it says that nothing depends on it",

@@ -1,6 +1,6 @@
 """What each term of the policy `preble` gains (docs/decisions/0008).
 
-    python benchmarks/repro/policy_steps.py            # half an hour with the compiled core (`make native`)
+    python benchmarks/repro/policy_steps.py            # six minutes of CPU with the compiled core (`make native`)
     python benchmarks/repro/policy_steps.py --draw     # fill in the page from the results that are there
 
 Mean E2E and p99 of TTFT on four A6000 replicas with Mistral-7B, as multiples of those of `preble` with the same seed,
