@@ -178,7 +178,7 @@ class Aborting(Simulation):
         request, admission = call.request, self.admission
         assert admission is not None
         self.aborts[call.asked.request_id] += 1
-        call.replica._local.abort(request.request_id)
+        call.replica.local.abort(request.request_id)
         self._timers.scheduler.on_finish(request.request_id, 0, now)
         admission.ended(request.request_id, 0)
         call.replica = call.placement = call.first_token_s = None

@@ -68,8 +68,9 @@ class _Emulated:
 
     async def counts(self) -> tuple[int, int, int]:
         """Return the prompt tokens so far, those of them that were cached, and the requests that run."""
-        stats = self._engine.stats
-        return stats.prefix_queries, stats.prefix_hits, self._engine.num_running + self._engine.num_waiting
+        scheduler = self._engine.scheduler
+        stats = scheduler.stats
+        return stats.prefix_queries, stats.prefix_hits, scheduler.num_running + scheduler.num_waiting
 
 
 class EmulatedReplica(_Emulated):

@@ -261,12 +261,12 @@ async def test_a_client_that_goes_away_frees_its_blocks(stream: bool) -> None:
         engine = client.server.engine
         body = {"prompt": list(range(100)), "max_tokens": ENDLESS, "stream": stream, "n": 2}
         request = asyncio.create_task(client.http.post(client.server.url + "/v1/completions", json=body))
-        await eventually(lambda: engine.num_running == 2)
+        await eventually(lambda: engine.scheduler.num_running == 2)
         if stream:
             (await request).close()
         else:
             request.cancel()
-        await eventually(lambda: engine.num_running == 0)
+        await eventually(lambda: engine.scheduler.num_running == 0)
         assert engine.kv_cache_usage == 0
         assert await client.metric("num_requests_running") == 0
 
@@ -277,14 +277,14 @@ async def test_a_waiting_client_that_goes_away_leaves_the_queue() -> None:
         body = {"prompt": [1], "max_tokens": ENDLESS}
         url = client.server.url + "/v1/completions"
         running = asyncio.create_task(client.http.post(url, json=body))
-        await eventually(lambda: engine.num_running == 1)
+        await eventually(lambda: engine.scheduler.num_running == 1)
         waiting = asyncio.create_task(client.http.post(url, json=body))
-        await eventually(lambda: engine.num_waiting == 1)
+        await eventually(lambda: engine.scheduler.num_waiting == 1)
         waiting.cancel()
-        await eventually(lambda: engine.num_waiting == 0)
-        assert engine.num_running == 1
+        await eventually(lambda: engine.scheduler.num_waiting == 0)
+        assert engine.scheduler.num_running == 1
         running.cancel()
-        await eventually(lambda: engine.num_running == 0)
+        await eventually(lambda: engine.scheduler.num_running == 0)
 
 
 async def test_other_requests_go_on_when_a_client_goes_away() -> None:
@@ -294,12 +294,12 @@ async def test_other_requests_go_on_when_a_client_goes_away() -> None:
         body = {"prompt": [1], "max_tokens": ENDLESS, "stream": True}
         gone = asyncio.create_task(client.http.post(url, json=body))
         async with client.http.post(url, json=body) as other:
-            await eventually(lambda: engine.num_running == 2)
+            await eventually(lambda: engine.scheduler.num_running == 2)
             (await gone).close()
-            await eventually(lambda: engine.num_running == 1)
+            await eventually(lambda: engine.scheduler.num_running == 1)
             for _ in range(30):
                 assert (await other.content.readuntil(b"\n\n")).startswith(b"data: {")
-        await eventually(lambda: engine.num_running == 0)
+        await eventually(lambda: engine.scheduler.num_running == 0)
 
 
 async def test_more_requests_than_fit_are_all_answered() -> None:
@@ -343,7 +343,7 @@ async def test_a_wrong_body_is_answered_with_400(body: bytes, param: str | None,
         assert message in error["message"]
         assert error["param"] == param
         assert error["type"] == "invalid_request_error"
-        assert client.server.engine.num_running + client.server.engine.num_waiting == 0
+        assert client.server.engine.scheduler.num_running + client.server.engine.scheduler.num_waiting == 0
         await client.complete("still alive", max_tokens=1)
 
 
@@ -356,7 +356,7 @@ async def test_a_prompt_over_the_context_is_answered_with_400(stream: bool) -> N
         )
         assert answer["error"]["code"] == "context_length_exceeded"
         assert "maximum context length is 100 tokens" in answer["error"]["message"]
-        assert client.server.engine.num_running + client.server.engine.num_waiting == 0
+        assert client.server.engine.scheduler.num_running + client.server.engine.scheduler.num_waiting == 0
 
 
 async def test_an_unknown_model_is_answered_with_404() -> None:

@@ -76,7 +76,7 @@ async def test_a_stored_prompt_is_published_as_vllm_publishes_it() -> None:
     async with emulator(events_topic="kv@tiny") as server:
         await complete(server, 0, 40)
         [[topic, seq, payload]] = await replay(server)
-        hashes = server.engine.cached_hashes()
+        hashes = server.engine.scheduler.cached_hashes()
     assert (topic, seq) == (b"kv@tiny", (0).to_bytes(8, "big"))
     timestamp, [event], rank = msgspec.msgpack.decode(payload)
     assert isinstance(timestamp, float)
@@ -101,7 +101,7 @@ async def test_evictions_are_published_one_by_one_before_what_took_their_place()
         await complete(server, 0, 6 * BLOCK)
         await complete(server, 1000, 6 * BLOCK)
         events = events_in(await replay(server))
-        cached = server.engine.cached_hashes()
+        cached = server.engine.scheduler.cached_hashes()
     assert [event["type"] for event in events] == ["BlockStored", "BlockRemoved", "BlockRemoved", "BlockStored"]
     first = events[0]["block_hashes"]
     assert [event["block_hashes"] for event in events[1:3]] == [[first[5]], [first[4]]]
@@ -189,7 +189,7 @@ async def test_the_vllm_adapter_sees_the_cache_as_it_is() -> None:
 async def follow(stream: AsyncIterator[KvEvent], believed: set[Any], server: EmulatorServer) -> None:
     """Take in events until what is believed to be cached is what is cached."""
     before = set(believed)
-    while believed != server.engine.cached_hashes() or believed == before:
+    while believed != server.engine.scheduler.cached_hashes() or believed == before:
         match await anext(stream):
             case BlocksStored() as stored:
                 believed |= set(stored.block_hashes)

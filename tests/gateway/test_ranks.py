@@ -45,7 +45,7 @@ class Ranks:
 
     def computed(self) -> list[int]:
         """Prompt tokens that each rank has looked up."""
-        return [engine.stats.prefix_queries for engine in self.emulated.engines]
+        return [engine.scheduler.stats.prefix_queries for engine in self.emulated.engines]
 
 
 @asynccontextmanager

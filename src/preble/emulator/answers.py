@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from preble.core.replica.sequence import Finished
 from preble.emulator.engine import Generation, Piece
-from preble.emulator.protocol import server_sent, usage
+from preble.emulator.protocol import server_sent
 
 DONE = b"data: [DONE]\n\n"
 LOGPROB = -0.5
@@ -17,22 +16,34 @@ LOGPROB = -0.5
 
 
 @dataclass(slots=True)
-class Tally:
-    """What is known when every sequence has ended: tokens of the prompts (each counted once), of answers, cached."""
+class Said:
+    """The pieces of each sequence, and of those that have ended the tokens: of prompts (each counted once), of answers,
+    cached.
+    """
 
     num_choices: int
+    texts: list[list[str]]
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
 
-    def count(self, index: int, finished: Finished) -> None:
-        self.completion_tokens += finished.num_output_tokens
-        if index % self.num_choices == 0:
-            self.prompt_tokens += finished.num_prompt_tokens
-            self.cached_tokens += finished.num_cached_tokens
+    def take(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            self.texts[piece.index].append(piece.text)
+            if (finished := piece.finished) is not None:
+                self.completion_tokens += finished.num_output_tokens
+                if piece.index % self.num_choices == 0:
+                    self.prompt_tokens += finished.num_prompt_tokens
+                    self.cached_tokens += finished.num_cached_tokens
 
     def usage(self) -> dict[str, Any]:
-        return usage(self.prompt_tokens, self.completion_tokens, self.cached_tokens)
+        """Return OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,34 +67,28 @@ class Answer(ABC):
 
     async def whole(self, generation: Generation) -> Any:
         """Return the body of an answer that is not streamed."""
-        texts: list[list[str]] = [[] for _ in range(self.num_sequences)]
-        tally = Tally(self.num_choices)
+        said = self._nothing_said()
         async for pieces in generation.pieces():
-            for piece in pieces:
-                texts[piece.index].append(piece.text)
-                if piece.finished is not None:
-                    tally.count(piece.index, piece.finished)
-        return self.body(texts, tally)
+            said.take(pieces)
+        return self.body(said)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream, one or more for each token, and its end."""
-        tally = Tally(self.num_choices)
-        texts: list[list[str]] = [[] for _ in range(self.num_sequences)]
+        said = self._nothing_said()
         if opening := self.opening():
             yield opening
         async for pieces in generation.pieces():
-            for piece in pieces:
-                texts[piece.index].append(piece.text)
-            yield b"".join(self.piece(piece, texts[piece.index]) for piece in pieces)
-            for piece in pieces:
-                if piece.finished is not None:
-                    tally.count(piece.index, piece.finished)
-        self.streamed.append(self.body(texts, tally))
-        yield self.closing(texts, tally)
+            said.take(pieces)
+            yield b"".join(self.piece(piece, said.texts[piece.index]) for piece in pieces)
+        self.streamed.append(self.body(said))
+        yield self.closing(said)
+
+    def _nothing_said(self) -> Said:
+        return Said(self.num_choices, [[] for _ in range(self.num_sequences)])
 
     @abstractmethod
-    def body(self, texts: Sequence[Sequence[str]], tally: Tally) -> Any:
-        """Return the whole answer. `texts`: the pieces of each sequence."""
+    def body(self, said: Said) -> Any:
+        """Return the whole answer."""
 
     def opening(self) -> bytes:
         """Return the events before the first token."""
@@ -94,12 +99,15 @@ class Answer(ABC):
         """Return the events of one token. `so_far`: the pieces of its sequence, it included."""
 
     @abstractmethod
-    def closing(self, texts: Sequence[Sequence[str]], tally: Tally) -> bytes:
+    def closing(self, said: Said) -> bytes:
         """Return the last events."""
 
 
 class _OpenAIAnswer(Answer):
+    """`CHUNK`: the kind of each event."""
+
     __slots__ = ()
+    CHUNK: ClassVar[str]
 
     def envelope(self, kind: str, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return what a whole answer and each event have in common."""
@@ -112,9 +120,8 @@ class _OpenAIAnswer(Answer):
             "choices": choices,
         }
 
-    def last(self, kind: str, tally: Tally) -> bytes:
-        """Return the usage where it is asked for, and the end."""
-        end = server_sent(self.envelope(kind, []) | {"usage": tally.usage()}) if self.include_usage else b""
+    def closing(self, said: Said) -> bytes:
+        end = server_sent(self.envelope(self.CHUNK, []) | {"usage": said.usage()}) if self.include_usage else b""
         return end + DONE
 
 
@@ -122,10 +129,11 @@ class Completion(_OpenAIAnswer):
     """Of `/v1/completions`."""
 
     __slots__ = ()
+    CHUNK = "text_completion"
 
-    def body(self, texts: Sequence[Sequence[str]], tally: Tally) -> Any:
-        choices = [self._choice(index, pieces, self.finish_reason) for index, pieces in enumerate(texts)]
-        return self.envelope("text_completion", choices) | {"usage": tally.usage()}
+    def body(self, said: Said) -> Any:
+        choices = [self._choice(index, pieces, self.finish_reason) for index, pieces in enumerate(said.texts)]
+        return self.envelope(self.CHUNK, choices) | {"usage": said.usage()}
 
     def _choice(self, index: int, pieces: Sequence[str], reason: str | None, offset: int = 0) -> dict[str, Any]:
         logprobs = None if self.logprobs is None else _text_logprobs(pieces, offset, self.logprobs)
@@ -134,20 +142,18 @@ class Completion(_OpenAIAnswer):
     def piece(self, piece: Piece, so_far: Sequence[str]) -> bytes:
         reason = self.finish_reason if piece.finished else None
         offset = sum(map(len, so_far)) - len(piece.text) if self.logprobs is not None else 0
-        return server_sent(self.envelope("text_completion", [self._choice(piece.index, [piece.text], reason, offset)]))
-
-    def closing(self, texts: Sequence[Sequence[str]], tally: Tally) -> bytes:
-        return self.last("text_completion", tally)
+        return server_sent(self.envelope(self.CHUNK, [self._choice(piece.index, [piece.text], reason, offset)]))
 
 
 class Chat(_OpenAIAnswer):
     """Of `/v1/chat/completions`."""
 
     __slots__ = ()
+    CHUNK = "chat.completion.chunk"
 
-    def body(self, texts: Sequence[Sequence[str]], tally: Tally) -> Any:
-        choices = [self._choice(index, "message", self._message(p), p) for index, p in enumerate(texts)]
-        return self.envelope("chat.completion", choices) | {"usage": tally.usage()}
+    def body(self, said: Said) -> Any:
+        choices = [self._choice(index, "message", self._message(p), p) for index, p in enumerate(said.texts)]
+        return self.envelope("chat.completion", choices) | {"usage": said.usage()}
 
     def _message(self, pieces: Sequence[str]) -> dict[str, Any]:
         text = "".join(pieces)
@@ -177,10 +183,7 @@ class Chat(_OpenAIAnswer):
             delta = {"tool_calls": [{"index": 0, "function": {"arguments": piece.text}}]}
         reason = self.finish_reason if piece.finished else None
         chunks.append(self._choice(piece.index, "delta", delta, [piece.text], reason))
-        return b"".join(server_sent(self.envelope("chat.completion.chunk", [chunk])) for chunk in chunks)
-
-    def closing(self, texts: Sequence[Sequence[str]], tally: Tally) -> bytes:
-        return self.last("chat.completion.chunk", tally)
+        return b"".join(server_sent(self.envelope(self.CHUNK, [chunk])) for chunk in chunks)
 
 
 def call_id(answer: Answer) -> str:

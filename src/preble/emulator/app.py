@@ -167,4 +167,4 @@ class EmulatorApp:
         await exchange.json({"vllm_config": {"kv_transfer_config": transfer}})
 
     async def _kv_blocks(self, exchange: EmulatorRequest) -> None:
-        await exchange.json(sorted(self._engines[0].cached_hashes()))
+        await exchange.json(sorted(self._engines[0].scheduler.cached_hashes()))

@@ -12,7 +12,7 @@ from pathlib import Path
 from zlib import crc32
 
 from preble.core.costs.model import CostModel
-from preble.core.replica.scheduler import Batch, LocalScheduler, LocalStats
+from preble.core.replica.scheduler import Batch, LocalScheduler
 from preble.core.replica.sequence import Finished
 from preble.core.types import TOKEN_BYTES, BlockHash, PackedTokens, ReplicaId, Request, RequestId, Tier, pack_tokens
 from preble.emulator.config import EmulatorConfig
@@ -99,7 +99,7 @@ class EmulatedEngine:
         self._output_ids = tokenizer.output_ids
         self._output_pieces = tokenizer.output_pieces
         self._publisher = publisher
-        self._scheduler = LocalScheduler(
+        self.scheduler = LocalScheduler(
             replica_id=ReplicaId("emulator"),
             num_blocks=self.num_blocks,
             block_size=config.block_size,
@@ -122,30 +122,14 @@ class EmulatedEngine:
         self._wake = asyncio.Event()
 
     @property
-    def stats(self) -> LocalStats:
-        return self._scheduler.stats
-
-    @property
     def copied_bytes(self) -> int:
         """KV that other replicas have sent."""
         return self.copied_tokens * (self._cost_model.profile.kv_bytes_per_token or 0)
 
     @property
-    def num_running(self) -> int:
-        return self._scheduler.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
-
-    @property
     def kv_cache_usage(self) -> float:
         """Blocks in use / all blocks, 0 ... 1."""
-        return self._scheduler.num_used_blocks / self.num_blocks
-
-    def cached_hashes(self) -> frozenset[int]:
-        """Return every block in the prefix cache now, by the hash that KV events give it."""
-        return self._scheduler.cached_hashes()
+        return self.scheduler.num_used_blocks / self.num_blocks
 
     @contextmanager
     def generate(self, prompts: Sequence[Prompt]) -> Iterator[Generation]:
@@ -165,7 +149,7 @@ class EmulatedEngine:
         finally:
             for request_id in started:
                 if self._live.pop(request_id, None) is not None:
-                    self._scheduler.abort(request_id)
+                    self.scheduler.abort(request_id)
 
     @asynccontextmanager
     async def copying(self, source: KvSource | None, prompts: Sequence[Prompt]) -> AsyncIterator[Sequence[Prompt]]:
@@ -200,18 +184,18 @@ class EmulatedEngine:
         """
         request_id = RequestId(str(next(self._ids)))
         request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
-        self.copied_tokens += self.block_size * len(self._scheduler.load(request, prompt.copied))
-        self._loading_s += sum(map(self._load_s, self._scheduler.load(request, self._tiers)))
+        self.copied_tokens += self.block_size * len(self.scheduler.load(request, prompt.copied))
+        self._loading_s += sum(map(self._load_s, self.scheduler.load(request, self._tiers)))
         ids, pieces = prompt.output or (self._output_ids, self._output_pieces)
         place = 0 if prompt.output else (crc32(prompt.tokens) + prompt.seed) % len(ids)
         output = pack_tokens(islice(cycle(ids), place, place + prompt.output_tokens))
-        self._scheduler.add(request, output, asyncio.get_running_loop().time())
+        self.scheduler.add(request, output, asyncio.get_running_loop().time())
         self._live[request_id] = _Live(generation, index, place, pieces)
         return request_id
 
     async def reset_cache(self) -> bool:
         """Forget every cached prefix; False, and nothing changed, while something runs."""
-        done = self._scheduler.reset_cache()
+        done = self.scheduler.reset_cache()
         await self._publish()
         return done
 
@@ -222,7 +206,7 @@ class EmulatedEngine:
         while True:
             if self._death is not None:
                 raise self._death
-            batch = self._scheduler.next_batch(loop.time())
+            batch = self.scheduler.next_batch(loop.time())
             if batch is None:
                 self._wake.clear()
                 await self._wake.wait()
@@ -246,7 +230,7 @@ class EmulatedEngine:
         return (batch.iteration_s(self._cost_model) + loading_s) / self._speed
 
     def _deliver(self, batch: Batch, now: float) -> None:
-        result = self._scheduler.complete(batch, now)
+        result = self.scheduler.complete(batch, now)
         ended = {finished.request_id: finished for finished in result.finished}
         for request_id in (*result.decoded, *result.prefilled):
             live = self._live[request_id]
@@ -257,7 +241,7 @@ class EmulatedEngine:
             del self._live[request_id]
 
     async def _publish(self) -> None:
-        events = self._scheduler.take_events()
+        events = self.scheduler.take_events()
         copies = self._tiers.follow(events)
         if self._publisher is not None:
             await self._publisher.publish(events, copies)

@@ -32,8 +32,8 @@ class MetricsPage(Collector):
 
     def collect(self) -> Iterator[Metric]:
         gauges: dict[tuple[str, str], Callable[[EmulatedEngine], float]] = {
-            ("num_requests_running", "Requests that run."): lambda e: e.num_running,
-            ("num_requests_waiting", "Requests that wait."): lambda e: e.num_waiting,
+            ("num_requests_running", "Requests that run."): lambda e: e.scheduler.num_running,
+            ("num_requests_waiting", "Requests that wait."): lambda e: e.scheduler.num_waiting,
             ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them."): lambda e: e.kv_cache_usage,
         }
         counters: dict[tuple[str, str], Callable[[LocalStats], float]] = {
@@ -54,8 +54,8 @@ class MetricsPage(Collector):
             "prompt_tokens_by_source",
             "source",
             {
-                "local_compute": lambda e: e.stats.prefix_queries - e.stats.prefix_hits,
-                "local_cache_hit": lambda e: e.stats.prefix_hits - e.copied_tokens,
+                "local_compute": lambda e: e.scheduler.stats.prefix_queries - e.scheduler.stats.prefix_hits,
+                "local_cache_hit": lambda e: e.scheduler.stats.prefix_hits - e.copied_tokens,
                 "external_kv_transfer": lambda e: e.copied_tokens,
             },
         )
@@ -86,4 +86,4 @@ class MetricsPage(Collector):
 
 
 def _of_stats(counter: Callable[[LocalStats], float]) -> Callable[[EmulatedEngine], float]:
-    return lambda engine: counter(engine.stats)
+    return lambda engine: counter(engine.scheduler.stats)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from preble.emulator.answers import DONE, Answer, Tally, call_id
+from preble.emulator.answers import DONE, Answer, Said, call_id
 from preble.emulator.engine import Piece
 from preble.emulator.protocol import server_sent
 
@@ -34,22 +34,22 @@ class MessageAnswer(Answer):
             "usage": usage,
         }
 
-    def _usage(self, tally: Tally) -> dict[str, Any]:
+    def _usage(self, said: Said) -> dict[str, Any]:
         return {
-            "input_tokens": tally.prompt_tokens - tally.cached_tokens,
-            "cache_read_input_tokens": tally.cached_tokens,
-            "output_tokens": tally.completion_tokens,
+            "input_tokens": said.prompt_tokens - said.cached_tokens,
+            "cache_read_input_tokens": said.cached_tokens,
+            "output_tokens": said.completion_tokens,
         }
 
     def _reason(self) -> str:
         return {"length": "max_tokens", "tool_calls": "tool_use"}.get(self.finish_reason, "end_turn")
 
-    def body(self, texts: Sequence[Sequence[str]], tally: Tally) -> Any:
-        text = "".join(texts[0])
+    def body(self, said: Said) -> Any:
+        text = "".join(said.texts[0])
         block: dict[str, Any] = {"type": "text", "text": text}
         if self.tool is not None:
             block = {"type": "tool_use", "id": call_id(self), "name": self.tool, "input": _arguments(text)}
-        return self._envelope([block], self._reason(), self._usage(tally))
+        return self._envelope([block], self._reason(), self._usage(said))
 
     def piece(self, piece: Piece, so_far: Sequence[str]) -> bytes:
         first = b""
@@ -64,11 +64,11 @@ class MessageAnswer(Answer):
             delta = {"type": "input_json_delta", "partial_json": piece.text}
         return first + named("content_block_delta", index=0, delta=delta)
 
-    def closing(self, texts: Sequence[Sequence[str]], tally: Tally) -> bytes:
+    def closing(self, said: Said) -> bytes:
         delta = {"stop_reason": self._reason(), "stop_sequence": None}
         return (
             named("content_block_stop", index=0)
-            + named("message_delta", delta=delta, usage=self._usage(tally))
+            + named("message_delta", delta=delta, usage=self._usage(said))
             + named("message_stop")
         )
 
@@ -116,15 +116,15 @@ class Response(Answer):
     def _status(self) -> str:
         return "incomplete" if self.finish_reason == "length" else "completed"
 
-    def body(self, texts: Sequence[Sequence[str]], tally: Tally) -> Any:
+    def body(self, said: Said) -> Any:
         usage = {
-            "input_tokens": tally.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": tally.cached_tokens},
-            "output_tokens": tally.completion_tokens,
+            "input_tokens": said.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": said.cached_tokens},
+            "output_tokens": said.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": tally.prompt_tokens + tally.completion_tokens,
+            "total_tokens": said.prompt_tokens + said.completion_tokens,
         }
-        return self._envelope([self._item("".join(texts[0]), self._status())], self._status(), usage)
+        return self._envelope([self._item("".join(said.texts[0]), self._status())], self._status(), usage)
 
     def opening(self) -> bytes:
         response = self._envelope([], "in_progress", None)
@@ -148,11 +148,11 @@ class Response(Answer):
         delta = named("response.output_text.delta", sequence_number=number, delta=piece.text, logprobs=[], **place)
         return first + delta
 
-    def closing(self, texts: Sequence[Sequence[str]], tally: Tally) -> bytes:
-        text = "".join(texts[0])
+    def closing(self, said: Said) -> bytes:
+        text = "".join(said.texts[0])
         item = self._item(text, self._status())
         place: dict[str, Any] = {"item_id": item["id"], "output_index": 0}
-        number = len(texts[0]) + 4
+        number = len(said.texts[0]) + 4
         if self.tool is not None:
             name = "response.function_call_arguments.done"
             done = named(name, sequence_number=number, name=self.tool, arguments=text, **place)
@@ -164,7 +164,7 @@ class Response(Answer):
         return (
             done
             + named("response.output_item.done", sequence_number=number + 2, output_index=0, item=item)
-            + named("response.completed", sequence_number=number + 3, response=self.body(texts, tally))
+            + named("response.completed", sequence_number=number + 3, response=self.body(said))
         )
 
 
@@ -188,10 +188,10 @@ class Generated(Answer):
         }
         return {"text": text, "meta_info": meta} | ({"index": index} if self.num_sequences > 1 else {})
 
-    def body(self, texts: Sequence[Sequence[str]], tally: Tally) -> Any:
-        shares = (tally.prompt_tokens, tally.cached_tokens)
+    def body(self, said: Said) -> Any:
+        shares = (said.prompt_tokens, said.cached_tokens)
         prompt, cached = (share * self.num_choices // self.num_sequences for share in shares)
-        answers = [self._of(i, "".join(pieces), prompt, len(pieces), cached) for i, pieces in enumerate(texts)]
+        answers = [self._of(i, "".join(pieces), prompt, len(pieces), cached) for i, pieces in enumerate(said.texts)]
         return answers if self.num_sequences > 1 else answers[0]
 
     def piece(self, piece: Piece, so_far: Sequence[str]) -> bytes:
@@ -202,7 +202,7 @@ class Generated(Answer):
             answer["meta_info"]["finish_reason"] = None
         return server_sent(answer)
 
-    def closing(self, texts: Sequence[Sequence[str]], tally: Tally) -> bytes:
+    def closing(self, said: Said) -> bytes:
         return DONE
 
 
@@ -214,14 +214,14 @@ class GeneratedTokens(Answer):
     def _choice(self, index: int, num_tokens: int, reason: str | None) -> dict[str, Any]:
         return {"index": index, "token_ids": [0] * num_tokens, "logprobs": None, "finish_reason": reason}
 
-    def body(self, texts: Sequence[Sequence[str]], tally: Tally) -> Any:
-        choices = [self._choice(i, len(pieces), self.finish_reason) for i, pieces in enumerate(texts)]
-        return {"request_id": self.answer_id, "model": self.model, "choices": choices, "usage": tally.usage()}
+    def body(self, said: Said) -> Any:
+        choices = [self._choice(i, len(pieces), self.finish_reason) for i, pieces in enumerate(said.texts)]
+        return {"request_id": self.answer_id, "model": self.model, "choices": choices, "usage": said.usage()}
 
     def piece(self, piece: Piece, so_far: Sequence[str]) -> bytes:
         reason = self.finish_reason if piece.finished else None
         return server_sent({"request_id": self.answer_id, "choices": [self._choice(piece.index, 1, reason)]})
 
-    def closing(self, texts: Sequence[Sequence[str]], tally: Tally) -> bytes:
-        last = {"request_id": self.answer_id, "choices": [], "usage": tally.usage()}
+    def closing(self, said: Said) -> bytes:
+        last = {"request_id": self.answer_id, "choices": [], "usage": said.usage()}
         return (server_sent(last) if self.include_usage else b"") + DONE

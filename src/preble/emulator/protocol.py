@@ -235,16 +235,6 @@ def check_messages(messages: Sequence[dict[str, Any]]) -> None:
             raise RequestError(f"messages[{i}] needs a role", param="messages")
 
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-    """OpenAI's usage object, in tokens."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
-    }
-
-
 def server_sent(data: dict[str, Any]) -> bytes:
     """Return one event of a stream."""
     return b"data: " + msgspec.json.encode(data) + b"\n\n"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -19,32 +19,6 @@ EMULATED_TEXT = " This answer is emulated: no model ran, only the time it took i
 """Every answer is a stretch of this sentence, repeated."""
 
 Message = Mapping[str, Any]
-
-
-class EmulatedTokenizer(Protocol):
-    """What the emulator needs of a tokenizer. Answers cycle through its output."""
-
-    @property
-    def output_ids(self) -> Sequence[int]: ...
-
-    @property
-    def output_pieces(self) -> Sequence[str]:
-        """The text of each of `output_ids`."""
-        ...
-
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of ids. Raises: RequestError: they cannot be turned back."""
-        ...
-
-    def pieces(self, text: str) -> tuple[list[int], list[str]]:
-        """Return the ids of a text without special tokens, and the text of each."""
-        ...
-
-    def render_chat(self, messages: Sequence[Message], chat: ChatBody) -> str:
-        """Return the prompt's text. `chat`: without its messages. Raises: RequestError: the template refuses it."""
-        ...
 
 
 class BuiltinTokenizer:
@@ -64,6 +38,7 @@ class BuiltinTokenizer:
         return word_tokens(text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
+        """Raises: RequestError."""
         raise RequestError("the built-in tokenizer cannot turn ids back into text; start the emulator with --tokenizer")
 
     def pieces(self, text: str) -> tuple[list[int], list[str]]:
@@ -100,11 +75,13 @@ class FileTokenizer:
         return text
 
     def pieces(self, text: str) -> tuple[list[int], list[str]]:
+        """Return the ids of a text without special tokens, and the text of each."""
         encoded = self._tokenizer.encode(text, add_special_tokens=False)
         cuts = [0, *(start for start, _ in encoded.offsets[1:]), len(text)]
         return encoded.ids, [text[a:b] for a, b in pairwise(cuts)]
 
     def render_chat(self, messages: Sequence[Message], chat: ChatBody) -> str:
+        """Return the prompt's text. `chat`: without its messages. Raises: RequestError: the template refuses it."""
         if not self._templates.is_there:
             return plain_chat(messages, chat)
         return self._templates.render(chat, messages=list(messages))
@@ -115,6 +92,10 @@ class FileTokenizer:
         twice = [*self.output_ids, *self.output_ids]
         texts = [self._tokenizer.decode(twice[:i]) for i in range(count, 2 * count + 1)]
         return [texts[i + 1][len(texts[i]) :] for i in range(count)]
+
+
+EmulatedTokenizer = BuiltinTokenizer | FileTokenizer
+"""Answers cycle through its `output_ids`, each of which has its text in `output_pieces`."""
 
 
 def load_tokenizer(path: str | None) -> EmulatedTokenizer:

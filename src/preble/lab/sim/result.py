@@ -44,9 +44,9 @@ class ReplicaTotals(msgspec.Struct):
         self.gpu_s += replica.busy_s
         self.iterations += replica.num_iterations
         self.prefill_tokens += replica.prefill_tokens
-        self.hit_tokens += replica.stats.prefix_hits
-        self.generated_tokens += replica.stats.generated_tokens
-        self.preemptions += replica.stats.preemptions
+        self.hit_tokens += replica.local.stats.prefix_hits
+        self.generated_tokens += replica.local.stats.generated_tokens
+        self.preemptions += replica.local.stats.preemptions
         self.copies += replica.num_copies
         self.copied_tokens += replica.copied_tokens
 

@@ -114,10 +114,12 @@ class Simulation:
         """Assert every invariant of the schedulers, and that nothing is left once every request has ended."""
         self._scheduler.check()
         for replica in self._fleet.live.values():
-            replica.check()
+            replica.local.check()
         if len(self._records) == len(self.workload.requests):
             assert not self._calls and not self._scheduler.snapshot().num_in_flight
-            assert not any(replica.num_running or replica.num_waiting for replica in self._fleet.live.values())
+            assert not any(
+                replica.local.num_running or replica.local.num_waiting for replica in self._fleet.live.values()
+            )
 
     def _set_out(self) -> None:
         for replica_id in self.config.initial_replicas:
@@ -211,7 +213,7 @@ class Simulation:
         if call.replica is not replica:
             return
         try:
-            replica.add(call.request, call.answer, now)
+            replica.local.add(call.request, call.answer, now)
         except RequestError:
             self._timers.scheduler.on_finish(call.request.request_id, 0, now)
             self._end(call, now, error=PROMPT_TOO_LONG)
@@ -226,7 +228,7 @@ class Simulation:
             self._timers.scheduler.on_finish(finished.request_id, output_tokens, at_s, cached_tokens=cached_tokens)
 
         self._tell(replica, tell, now)
-        gaps = replica.take_gaps(finished.request_id)
+        gaps = replica.gaps.take(finished.request_id)
         call = self._calls[finished.request_id]
         if call.leg_cached is not None:  # what was computed for it elsewhere was not cached
             cached_tokens = call.leg_cached
@@ -329,7 +331,7 @@ class Simulation:
     def _rescue(self, call: Call, now: float) -> None:
         """Place a request of a lost replica once more, if its client has seen nothing of it yet."""
         if call.leg is not None:
-            call.leg.abort(call.request.request_id)
+            call.leg.local.abort(call.request.request_id)
         call.leg = call.leg_cached = None
         if call.first_token_s is not None or (call.delivered and call.has_moved):
             self._end(call, now, error=REPLICA_LOST)
@@ -352,7 +354,7 @@ class Simulation:
             else:
                 self._finish(replica, finished, now)
         self._place_next(now)
-        events = replica.take_events()
+        events = replica.local.take_events()
         if events and self.config.event_delay_s is not None:
             time_s = now + self.config.event_delay_s + self.config.knowledge_delay_s
             self._agenda.at(time_s, Priority.REPORT, partial(self._report, replica, events))

@@ -45,14 +45,14 @@ class Copy:
 
     def __init__(self, request: Request, source: SimReplica, target: SimReplica) -> None:
         self._request, self._source, self._target = request, source, target
-        self._lent = source.lend(request)
+        self._lent = source.local.lend(request)
 
     def end(self) -> bool:
         """Put what was sent into the target's cache. Return False if there was nothing, or the source was lost.
 
         Another request may have had it computed there meanwhile.
         """
-        self._source.take_back(self._lent)
+        self._source.local.take_back(self._lent)
         if not self._source.is_alive:
             return False
         return self._target.load(self._request, self._lent.hashes) or self._target.caches(self._lent.hashes)
@@ -90,7 +90,7 @@ class Transfers:
         """The source has computed the prompt, and keeps it until it has sent it."""
         placement, target = call.placement, call.replica
         assert placement is not None and placement.transfer is not None and target is not None
-        source.take_gaps(finished.request_id)
+        source.gaps.take(finished.request_id)
         call.leg, call.leg_cached = None, finished.num_cached_tokens
         begins_s = self._links.reserve(source, target, placement.transfer, now)
         copy, ends_s = Copy(call.request, source, target), begins_s + self._links.seconds(placement.transfer)
@@ -114,7 +114,7 @@ class Transfers:
     def _start_leg(self, call: Call, placement: Placement, source: SimReplica, now: float) -> None:
         """Let the source of a split compute the prompt, up to the first token."""
         try:
-            source.add(call.request, PackedTokens(call.answer[:TOKEN_BYTES]), now)
+            source.local.add(call.request, PackedTokens(call.answer[:TOKEN_BYTES]), now)
         except RequestError:
             self._end(call, placement, None, now)
             return

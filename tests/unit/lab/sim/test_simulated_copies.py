@@ -144,7 +144,7 @@ def test_a_copy_of_what_the_target_has_computed_meanwhile_has_come_but_brings_no
     cluster, prompt = config(), Request.of("r", range(100))
     source, target, empty = (SimReplica(ReplicaId(name), cluster, CostModel(LINKED)) for name in ("r0", "r1", "r2"))
     for replica in (source, target):
-        replica.add(prompt, pack_tokens([1]), 0.0)
+        replica.local.add(prompt, pack_tokens([1]), 0.0)
         replica.begin_iteration(0.0)
         replica.end_iteration(0.1)
     assert Copy(prompt, source, target).end()
