@@ -13,7 +13,7 @@ from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.gateway_pages import GATEWAY
 from preble.cli.options import DEFAULT_RPS, HTTP_URL, POSITIVE_FLOAT, api_key_option, option, workload_options
-from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
+from preble.cli.output import OUTPUT_FILE, json_option, write_json, writing
 
 if TYPE_CHECKING:
     from preble.lab.bench import BenchResult, BenchSettings
@@ -94,8 +94,7 @@ def _deliver(result: BenchResult, json_file: Path | None, plot: Path | None) -> 
 
     from preble.lab.bench.report import results_table
 
-    write_json(json_file, result)
-    if json_file != STDOUT:
+    if write_json(json_file, result):
         Console().print(results_table({result.settings.plan.source: result}))
     if plot is not None:
         from preble.lab.bench.plot import draw_results

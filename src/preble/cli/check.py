@@ -11,7 +11,7 @@ import click
 from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
 from preble.cli.options import HTTP_URL, api_key_option, option
-from preble.cli.output import STDOUT, json_option, write_json
+from preble.cli.output import json_option, write_json
 
 if TYPE_CHECKING:
     from preble.serving import ParityReport
@@ -43,8 +43,7 @@ def command(url: str, api_key: str | None, json_file: Path | None) -> None:
     from preble.serving import ParityOutcome
 
     page = gateway_page(url + PARITY, ParityPage, api_key, post=True, timeout_s=TIMEOUT_S)
-    write_json(json_file, page)
-    if json_file != STDOUT:
+    if write_json(json_file, page):
         click.echo("\n".join(line for report in page.reports for line in _told(report)), nl=bool(page.reports))
     if not page.reports:
         raise CommandFailure("no replica is up; start one, then check again")

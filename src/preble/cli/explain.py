@@ -11,7 +11,7 @@ import click
 from preble.cli.failure import CommandFailure
 from preble.cli.gateway_pages import GATEWAY, gateway_page
 from preble.cli.options import HTTP_URL, api_key_option, import_policy_option, option
-from preble.cli.output import STDOUT, json_option, write_json
+from preble.cli.output import json_option, write_json
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ def command(
     if log is not None and url is not None:
         raise ConfigError("give --url or --log, not both")
     page = _asked(request_id, url or GATEWAY, api_key) if log is None else _logged(request_id, log, import_policy)
-    write_json(json_file, page)
-    if json_file != STDOUT:
+    if write_json(json_file, page):
         from preble.decisions.explain import explain
 
         click.echo("\n\n".join(map(explain, page.decisions)))

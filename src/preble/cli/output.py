@@ -66,12 +66,15 @@ def json_option(what: str) -> Callable[[Command], Command]:
     )
 
 
-def write_json(file: Path | None, result: Any) -> None:
-    """Write the value of `json_option`. Raises: ConfigError: it cannot be written."""
+def write_json(file: Path | None, result: Any) -> bool:
+    """Write the value of `json_option`; return whether stdout is left for text. Raises: ConfigError: it cannot be
+    written.
+    """
     import msgspec
 
     if file is not None:
         write_result(file, msgspec.json.encode(result))
+    return file != STDOUT
 
 
 def made_by() -> str:

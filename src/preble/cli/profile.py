@@ -12,16 +12,15 @@ from urllib.parse import urlsplit
 import click
 
 from preble.cli.options import HTTP_URL, POSITIVE, api_key_option, option
-from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, write_result, writing
+from preble.cli.output import OUTPUT_FILE, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
 from preble.core.types import Tier
 from preble.errors import ConfigError, EngineRefused
 from preble.logs import configure_logging
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from preble.lab.profiling import Fit, FittedTime, Measurements
+    from preble.lab.report import Table
 
 
 @click.command("profile")
@@ -165,36 +164,29 @@ def _show(fit: Fit, measurements: Measurements, json_file: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
+    from preble.lab.report import show_tables
+
     times = [{"relative_error": t.relative_error, **msgspec.to_builtins(t)} for t in fit.times]
     shown = {"profile": fit.profile, "overhead_s": fit.overhead_s, "seed": measurements.seed, "times": times}
-    write_json(json_file, shown)
-    if json_file != STDOUT:
-        Console().print(_table(fit))
+    if write_json(json_file, shown):
+        show_tables(Console(), _table(fit))
     for warning in [*measurements.notes, *fit.warnings()]:
         click.echo(f"preble: {warning}", err=True)
 
 
 def _table(fit: Fit) -> Table:
-    from rich.table import Table
+    from preble.lab.report import Table
 
     title = (
         f"{fit.profile.name}: median error {fit.median_error:.1%}, {len(fit.profile.prefill_points)} prefill points; "
         f"{fit.overhead_s * 1000:.2f} ms of every prefill were the request's way, and are left out; a request holds up "
         f"those that run by {fit.profile.request_overhead_s * 1000:.2f} ms beside its tokens"
     )
-    table = Table("what", "measured ms", "fitted ms", "error", "spread", title=title, title_justify="left")
-    table.columns[0].no_wrap = True
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for time in fit.times:
-        table.add_row(
-            _named(time),
-            time_text(time.measured_s),
-            time_text(time.fitted_s),
-            f"{time.relative_error:+.1%}",
-            f"{time.spread:.0%}",
-        )
-    return table
+    rows = [
+        (_named(t), time_text(t.measured_s), time_text(t.fitted_s), f"{t.relative_error:+.1%}", f"{t.spread:.0%}")
+        for t in fit.times
+    ]
+    return Table(("what", "measured ms", "fitted ms", "error", "spread"), rows, title)
 
 
 def time_text(seconds: float) -> str:

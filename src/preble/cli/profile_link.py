@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
-from preble.cli.output import STDOUT, write_json, write_result
+from preble.cli.output import write_json, write_result
 from preble.cli.profile import time_text
 from preble.cli.running import run_cancellable
 from preble.core.costs.model import CostModel, CostProfile
 from preble.engines import connect
 from preble.lab.profiling.link import LinkMeasurements, LinkMeasuring, with_link
+from preble.lab.report import Table, show_tables
 from preble.lab.report.progress import progress
 from preble.profiles import load_profile, profile_json
 
@@ -40,9 +40,8 @@ def measure_link(
     write_result(output, profile_json(linked).encode())
     if raw is not None:
         write_result(raw, msgspec.json.format(msgspec.json.encode(measured)))
-    write_json(json_file, {"profile": linked, "copies": measured.copies, "seed": measured.seed})
-    if json_file != STDOUT:
-        Console().print(_table(linked, measured))
+    if write_json(json_file, {"profile": linked, "copies": measured.copies, "seed": measured.seed}):
+        show_tables(Console(), _table(linked, measured))
 
 
 async def _measured(
@@ -72,10 +71,10 @@ def _table(profile: CostProfile, measured: LinkMeasurements) -> Table:
         f"{profile.name}: {profile.kv_bytes_per_token} bytes a token, {rate:.4g} GB/s, and "
         f"{time_text(profile.link_latency_s)} ms for each copy"
     )
-    table = Table("tokens", "computed ms", "copied ms", "fitted ms", title=title, title_justify="left")
+    rows: list[tuple[str, ...]] = []
     model = CostModel(profile)
     for times in measured.copies:
         fitted_s = profile.link_latency_s + model.link_s(times.tokens)
         seconds = (median(times.computed_s), median(times.copied_s), fitted_s)
-        table.add_row(str(times.tokens), *map(time_text, seconds))
-    return table
+        rows.append((str(times.tokens), *map(time_text, seconds)))
+    return Table(("tokens", "computed ms", "copied ms", "fitted ms"), rows, title)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import POLICY, import_policy_option, option
-from preble.cli.output import STDOUT, json_option, write_json
+from preble.cli.output import json_option, write_json
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from preble.lab.replay.replay import ReplayResult
     from preble.lab.replay.what_if import PolicyOutcome
+    from preble.lab.report import Table
 
 ON_EQUAL_TERMS = """\
 What engines cached, evicted and answered in the log belongs to the placements that were made. For every line but the
@@ -50,8 +49,7 @@ def _check(log: Path, import_policy: bool, json_file: Path | None) -> None:
     from preble.lab.replay.replay import Replay
 
     result = Replay(LogReader(log), import_policy=import_policy).run()
-    write_json(json_file, result)
-    if json_file != STDOUT:
+    if write_json(json_file, result):
         click.echo(_verdict(result))
     if result.difference is not None:
         raise click.exceptions.Exit(1)
@@ -76,29 +74,27 @@ def _compare(log: Path, policies: tuple[str, ...], import_policy: bool, json_fil
     from rich.console import Console
 
     from preble.lab.replay.what_if import outcomes
+    from preble.lab.report import show_tables
 
     found = list(outcomes(log, policies, import_policy=import_policy))
-    write_json(json_file, {"note": ON_EQUAL_TERMS, "outcomes": found})
-    if json_file != STDOUT:
-        Console().print(_table(found))
+    if write_json(json_file, {"note": ON_EQUAL_TERMS, "outcomes": found}):
+        show_tables(Console(), _table(found))
         click.echo(ON_EQUAL_TERMS)
 
 
 def _table(outcomes: list[PolicyOutcome]) -> Table:
-    from rich.table import Table
+    from preble.lab.report import Table
 
-    table = Table("policy", title=f"{outcomes[0].placements} placements, by policy")
-    for name in ("hit rate", "imbalance", "work, s", "elsewhere"):
-        table.add_column(name, justify="right")
-    table.add_column("per replica")
-    for outcome in outcomes:
-        shares = outcome.replicas.values()
-        table.add_row(
+    rows = [
+        (
             f"{outcome.policy}, as logged" if outcome.as_logged else outcome.policy,
             f"{outcome.hit_rate:.1%}",
             f"{outcome.load_imbalance:.2f}",
-            f"{sum(share.work_s for share in shares):.1f}",
+            f"{sum(share.work_s for share in outcome.replicas.values()):.1f}",
             str(outcome.moved),
-            " ".join(str(share.placements) for share in shares),
+            " ".join(str(share.placements) for share in outcome.replicas.values()),
         )
-    return table
+        for outcome in outcomes
+    ]
+    heads = ("policy", "hit rate", "imbalance", "work, s", "elsewhere", "per replica")
+    return Table(heads, rows, f"{outcomes[0].placements} placements, by policy")

@@ -107,8 +107,7 @@ def _logging(file: Path | None, config: SimConfig) -> Iterator[LogWriter | None]
 def _deliver(result: SimResult, json_file: Path | None) -> None:
     from rich.console import Console
 
-    write_json(json_file, result)
-    if json_file != STDOUT:
+    if write_json(json_file, result):
         Console().print(_table(result))
 
 

@@ -53,7 +53,7 @@ def command(
     """
     from rich.console import Console
 
-    from preble.lab.report import require_matplotlib, terminal_tables
+    from preble.lab.report import require_matplotlib, show_tables
     from preble.lab.workloads.study import StudyReport, study_page, summary_tables
 
     if json_file == html_file == STDOUT:
@@ -69,9 +69,9 @@ def command(
         write_result(html_file, study_page(report, made=made_by()).encode())
     write_json(json_file, report)
     if STDOUT not in (json_file, html_file):
-        console = Console()
         for table in summary_tables(studies):
-            console.print(*terminal_tables(table, console.width), "", sep="\n")
+            show_tables(Console(), table)
+            click.echo()
 
 
 def _studied(source: str, requests: int | None, seed: int, tokenize: Tokenize) -> Study:

@@ -130,7 +130,7 @@ class Replay:
                 return _difference(number, event, self.placement, error)
             if isinstance(event, StoredLine):
                 return _compare_stored(self.scheduler, number, event)
-            _tell(self.scheduler, event)
+            tell(self.scheduler, event)
         except (PrebleError, ValueError) as error:
             raise self._log.error(number, error) from error
         return None
@@ -181,7 +181,7 @@ def report(
         scheduler.on_finish(request_id, fact.output_tokens or 0, now, cached_tokens=fact.cached_tokens)
 
 
-def _tell(scheduler: GlobalScheduler, event: Event) -> None:
+def tell(scheduler: GlobalScheduler, event: Event) -> None:
     """Play an event without a result to compare."""
     match event:
         case ReportLine(t=t, id=request_id, fact=fact, peer=peer):

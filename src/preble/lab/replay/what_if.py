@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from preble.core.costs.model import CostModel
-from preble.core.types import PeerId, ReplicaId, ReplicaSpec, RequestId
+from preble.core.types import PeerId, ReplicaId, RequestId
 from preble.core.types.life import Ended, Moved
 from preble.decisions.lines import (
     AddReplicaLine,
@@ -34,7 +34,7 @@ from preble.decisions.lines import (
 from preble.decisions.reader import LogReader, Numbered
 from preble.decisions.settings import make_scheduler
 from preble.errors import PrebleError
-from preble.lab.replay.replay import check_policy, place, report
+from preble.lab.replay.replay import check_policy, place, report, tell
 
 
 class ReplicaShare(msgspec.Struct):
@@ -171,22 +171,16 @@ class _Run:
     def _take(self, event: Event) -> None:
         match event:
             case AddReplicaLine(replica=spec):
-                self._scheduler.add_replica(_unreporting(spec), event.t)
+                self._scheduler.add_replica(dataclasses.replace(spec, reports_events=False), event.t)
                 self.tally.replica(spec.replica_id)
             case RemoveReplicaLine(replica=replica):
                 self._remove(replica, event.t)
-            case TrustLine(replica=replica, trusted=trusted):
-                self._scheduler.set_trust(ReplicaId(replica), trusted, event.t)
-            case TransfersLine(replica=replica, allowed=allowed):
-                self._scheduler.allow_transfers(ReplicaId(replica), allowed, event.t)
             case PlaceLine():
                 self._place(event)
             case ReportLine():
                 self._report(event)
-            case PeerPlacedLine() | PeerHeldLine():
-                self._scheduler.assume(event.event(), event.t)
-            case PeerForgottenLine(peer=peer):
-                self._scheduler.forget_peer(PeerId(peer), event.t)
+            case TrustLine() | TransfersLine() | PeerPlacedLine() | PeerHeldLine() | PeerForgottenLine():
+                tell(self._scheduler, event)
 
     def _place(self, line: PlaceLine) -> None:
         logged = line.placement
@@ -228,10 +222,6 @@ class _Run:
             if request_id in self._in_flight:
                 self._in_flight.discard(request_id)
                 self._scheduler.on_finish(RequestId(request_id), 0, now)
-
-
-def _unreporting(spec: ReplicaSpec) -> ReplicaSpec:
-    return dataclasses.replace(spec, reports_events=False)
 
 
 def outcomes(path: Path, policies: tuple[str, ...], *, import_policy: bool = False) -> Iterator[PolicyOutcome]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
@@ -15,6 +16,12 @@ HEAD_WIDTH = 12
 
 BORDER = 3
 """Terminal cells that a column takes besides its text."""
+
+
+def show_tables(console: Console, *tables: Table) -> None:
+    """Print tables, each as wide as the console at most."""
+    for table in tables:
+        console.print(*terminal_tables(table, console.width), sep="\n")
 
 
 def terminal_tables(table: Table, width: int) -> list[RichTable]:
