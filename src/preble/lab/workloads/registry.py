@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol
 
 from preble.errors import ConfigError
 from preble.lab.workloads.generators.beyond_paper import multiturn, unshared
 from preble.lab.workloads.generators.coding import coding
 from preble.lab.workloads.generators.paper import AGENT, LONGDOC, PROGRAMMING, TOOLBENCH, VIDEO
+from preble.lab.workloads.generators.pieces import Asked
 from preble.lab.workloads.generators.shared_prefix import SharedPrefix
 from preble.lab.workloads.loaders import read_trace
 from preble.lab.workloads.mix import parts_of
@@ -27,27 +27,14 @@ DEFAULT_TOOLS = 64
 USUAL_REQUESTS = 2000
 
 
-class Generator(Protocol):
-    """Makes a workload without arrival times; the same arguments give the same workload.
-
-    `popularity`, `num_prefixes`: None for the workload's default.
-    """
-
-    def __call__(
-        self, num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
-    ) -> Workload: ...
-
-
-def _tool_use(
-    num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
-) -> Workload:
+def _tool_use(asked: Asked) -> Workload:
     """Call `tool_use` with Zipf's law by default: its texts have no recorded popularity."""
-    a = DEFAULT_ZIPF if popularity is None or popularity.kind == "recorded" else popularity.a
-    num_tools = DEFAULT_TOOLS if num_prefixes is None else num_prefixes
-    return tool_use(num_requests, seed, zipf=a, num_prefixes=num_tools)
+    a = DEFAULT_ZIPF if asked.popularity is None or asked.popularity.kind == "recorded" else asked.popularity.a
+    num_tools = DEFAULT_TOOLS if asked.num_prefixes is None else asked.num_prefixes
+    return tool_use(asked.num_requests, asked.seed, zipf=a, num_prefixes=num_tools)
 
 
-_GENERATORS: Mapping[str, Generator] = MappingProxyType(
+_GENERATORS: Mapping[str, Callable[[Asked], Workload]] = MappingProxyType(
     {
         "agent": AGENT,
         "coding": coding,
@@ -114,7 +101,7 @@ def make_workload(
     if generator is not None:
         if num_requests is None:
             raise ConfigError(f"workload {source!r} has no end; give the number of requests")
-        return generator(num_requests, seed, popularity=spread, num_prefixes=num_prefixes)
+        return generator(Asked(num_requests, seed, spread, num_prefixes))
     path = Path(source)
     if len(parts_of(source)) > 1:
         raise ConfigError(f"the mix {source!r} needs times; write it to a file first: preble workload make --help")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 
-from preble.lab.workloads.generators.pieces import draw_uses, made_up_segment
+from preble.lab.workloads.generators.pieces import Asked, draw_uses, made_up_segment
 from preble.lab.workloads.generators.session import Turn, session_requests
 from preble.lab.workloads.lengths import Lengths
 from preble.lab.workloads.model import Segment, Workload, WorkloadRequest
-from preble.lab.workloads.popularity import Popularity, Zipf
 from preble.lab.workloads.trace import own_tokens
 
 # The numbers of `multiturn` are those of 69 conversations of tau-bench's retail assistant (943 calls): a policy of
@@ -28,29 +27,25 @@ UNSHARED_PROMPT_TOKENS = Lengths("lognormal", 1155, 1100, low=8, high=7000)
 UNSHARED_OUTPUT_TOKENS = Lengths("gamma", 211, 160, low=1, high=1000)
 
 
-def multiturn(
-    num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
-) -> Workload:
-    """Return conversations in closed loops, with a long shared system prompt, without arrival times.
+def multiturn(asked: Asked) -> Workload:
+    """Return conversations in closed loops with assistants, each of which has a long system prompt.
 
-    The last conversation ends at `num_requests`. `num_prefixes`: the number of assistants, each with its own system
-    prompt; None for one. `popularity` of the assistants: the recording has only one, so "recorded" means uniform.
+    The last conversation ends at `num_requests`. The recording has one assistant, so "recorded" means uniform.
     """
-    rng = random.Random(f"multiturn/{seed}")
-    assistants = Zipf(1 if num_prefixes is None else num_prefixes, popularity.a if popularity else 0.0)
+    rng, assistants = random.Random(f"multiturn/{asked.seed}"), asked.assistants
     requests: list[WorkloadRequest] = []
-    for number, num_turns in enumerate(draw_uses(num_requests, TURNS, None, rng)):
+    for number, num_turns in enumerate(draw_uses(asked.num_requests, TURNS, None, rng)):
         assistant = assistants.pick(rng)
         system = made_up_segment(f"multiturn:system:{assistant}", SYSTEM_TOKENS)
         requests += session_requests(
             f"multiturn-{number}",
             (system,),
             (_turn(is_first=turn == 0, rng=rng) for turn in range(num_turns)),
-            content=f"multiturn/{seed}:conversation:{number}",
+            content=f"multiturn/{asked.seed}:conversation:{number}",
             group=f"assistant:{assistant}",
         )
-    note = f"multiturn: conversations with {num_prefixes or 1} assistant(s), closed loop, seed {seed}; made-up tokens"
-    return Workload("multiturn", tuple(requests), note)
+    note = f"multiturn: conversations with {asked.num_prefixes or 1} assistant(s), closed loop, seed {asked.seed}"
+    return Workload("multiturn", tuple(requests), f"{note}; made-up tokens")
 
 
 def _turn(*, is_first: bool, rng: random.Random) -> Turn:
@@ -58,16 +53,11 @@ def _turn(*, is_first: bool, rng: random.Random) -> Turn:
     return Turn(message.draw(rng), OUTPUT_TOKENS.draw(rng), rng.uniform(*THINK_S))
 
 
-def unshared(
-    num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
-) -> Workload:
-    """Return prompts that share nothing, without arrival times: a cache-aware policy must not slow these down.
-
-    The same arguments give the same workload. `popularity` and `num_prefixes` are ignored: there is no prefix.
-    """
-    del popularity, num_prefixes
+def unshared(asked: Asked) -> Workload:
+    """Return prompts that share nothing: a cache-aware policy must not slow these down."""
+    seed = asked.seed
     rng = random.Random(f"unshared/{seed}")
-    requests = tuple(_unshared_request(f"unshared/{seed}-{i}", rng) for i in range(num_requests))
+    requests = tuple(_unshared_request(f"unshared/{seed}-{i}", rng) for i in range(asked.num_requests))
     return Workload("unshared", requests, f"unshared: no two prompts share anything, seed {seed}; made-up tokens")
 
 

@@ -12,11 +12,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from preble.lab.workloads.generators.pieces import made_up_segment
+from preble.lab.workloads.generators.pieces import Asked, made_up_segment
 from preble.lab.workloads.generators.session import Turn, session_requests
 from preble.lab.workloads.lengths import Lengths
 from preble.lab.workloads.model import Workload, WorkloadRequest
-from preble.lab.workloads.popularity import Popularity, Zipf
 
 SYSTEM_TOKENS, SUB_AGENT_TOKENS = 14_000, 6_000
 """Instructions and tools, of an assistant and of each kind of its sub-agents."""
@@ -37,21 +36,17 @@ BY_PERSON = 0.08
 """Of the turns; the others follow a tool's result."""
 
 
-def coding(
-    num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
-) -> Workload:
-    """Return sessions of coding agents in closed loops, without arrival times; the last one ends at `num_requests`.
-
-    A session that calls sub-agents goes on when the one with the most turns has ended. `num_prefixes`: the number of
-    assistants, each with instructions of its own; None for one. `popularity` of the assistants: uniform by default.
+def coding(asked: Asked) -> Workload:
+    """Return sessions in closed loops of coding agents, each with its assistant's instructions; the last one ends at
+    `num_requests`. A session that calls sub-agents goes on when the one with the most turns has ended.
     """
+    seed, assistants = asked.seed, asked.assistants
     rng = random.Random(f"coding/{seed}")
-    assistants = Zipf(1 if num_prefixes is None else num_prefixes, popularity.a if popularity else 0.0)
     requests: list[WorkloadRequest] = []
-    while len(requests) < num_requests:
+    while len(requests) < asked.num_requests:
         session = list(_session(f"coding/{seed}:{len(requests)}", f"coding-{len(requests)}", assistants.pick(rng), rng))
-        requests += session[: num_requests - len(requests)]
-    note = f"coding: {num_prefixes or 1} assistant(s), closed loop, seed {seed}; made-up tokens"
+        requests += session[: asked.num_requests - len(requests)]
+    note = f"coding: {asked.num_prefixes or 1} assistant(s), closed loop, seed {seed}; made-up tokens"
     return Workload("coding", tuple(requests), note)
 
 

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 from preble.errors import ConfigError
 from preble.lab.workloads.lengths import Lengths
 from preble.lab.workloads.model import Segment
+from preble.lab.workloads.popularity import Popularity, Zipf
 from preble.lab.workloads.trace import made_up_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a generator makes a workload of, without arrival times; the same of it gives the same workload.
+
+    `popularity` of the tools, documents or the like that requests share, and how many there are, `num_prefixes`: None
+    for the workload's own.
+    """
+
+    num_requests: int
+    seed: int
+    popularity: Popularity | None = None
+    num_prefixes: int | None = None
+
+    @property
+    def assistants(self) -> Zipf:
+        """What shares its requests among assistants: one by default, and as popular as each other."""
+        return Zipf(
+            1 if self.num_prefixes is None else self.num_prefixes, self.popularity.a if self.popularity else 0.0
+        )
 
 
 def made_up_segment(name: str, num_tokens: int) -> Segment:

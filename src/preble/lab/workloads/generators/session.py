@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from preble.errors import ConfigError
-from preble.lab.workloads.generators.pieces import draw_uses, made_up_segment
+from preble.lab.workloads.generators.pieces import Asked, draw_uses, made_up_segment
 from preble.lab.workloads.lengths import Lengths
 from preble.lab.workloads.model import Segment, Workload, WorkloadRequest
-from preble.lab.workloads.popularity import Popularity, in_proportion
+from preble.lab.workloads.popularity import in_proportion
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +36,20 @@ class Episodes:
     observation_tokens: Lengths
     output_tokens: Lengths
 
-    def __call__(
-        self, num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
-    ) -> Workload:
-        """Return requests with parents, without arrival times; the last episode ends at `num_requests`.
+    def __call__(self, asked: Asked) -> Workload:
+        """Return requests with parents; the last episode ends at `num_requests`.
 
-        `num_prefixes`: the number of episodes, which get shorter or longer to add up to the requests. None: each has a
-        length drawn from `steps`.
+        `num_prefixes`: the number of episodes, which get shorter or longer to add up to the requests.
 
         Raises: ConfigError: a popularity other than recorded, because no two episodes share a prefix.
         """
+        seed, num_requests, popularity = asked.seed, asked.num_requests, asked.popularity
         if popularity is not None and popularity.kind != "recorded":
             raise ConfigError(
                 f"popularity {popularity} has no meaning for {self.name}: its episodes share nothing; leave it out"
             )
         rng = random.Random(f"{self.name}/{seed}")
-        steps = in_proportion(num_requests, draw_uses(num_requests, self.steps, num_prefixes, rng))
+        steps = in_proportion(num_requests, draw_uses(num_requests, self.steps, asked.num_prefixes, rng))
         requests: list[WorkloadRequest] = []
         for episode, count in enumerate(steps):
             content = f"{self.name}/{seed}:episode:{episode}"

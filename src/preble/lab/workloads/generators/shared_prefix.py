@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from preble.lab.workloads.generators.pieces import draw_uses, made_up_segment
+from preble.lab.workloads.generators.pieces import Asked, draw_uses, made_up_segment
 from preble.lab.workloads.lengths import Lengths
 from preble.lab.workloads.model import Segment, Workload, WorkloadRequest
 from preble.lab.workloads.popularity import Popularity
@@ -34,17 +34,11 @@ class SharedPrefix:
     related: float = 0.0
     common: float = 0.0
 
-    def __call__(
-        self, num_requests: int, seed: int, *, popularity: Popularity | None = None, num_prefixes: int | None = None
-    ) -> Workload:
-        """Return the workload, without arrival times. The same arguments give the same workload.
-
-        `popularity` of the shared pieces: None for recorded, by `uses`. `num_prefixes`: the number of pieces; None for
-        the number that `uses` implies.
-        """
+    def __call__(self, asked: Asked) -> Workload:
+        """Return the workload; by default as many shared pieces as `uses` implies, and each as popular as it says."""
+        seed, num_requests, popularity = asked.seed, asked.num_requests, asked.popularity or Popularity()
         rng = random.Random(f"{self.name}/{seed}")
-        popularity = popularity or Popularity()
-        uses = draw_uses(num_requests, self.uses, num_prefixes, rng)
+        uses = draw_uses(num_requests, self.uses, asked.num_prefixes, rng)
         pieces = self._pieces(len(uses), seed, rng)
         requests = tuple(
             self._request(f"{self.name}-{i}", pieces[piece], f"{self.noun}:{piece}", rng)
