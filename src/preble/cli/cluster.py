@@ -76,10 +76,6 @@ def workload_plan(
     return WorkloadPlan(source=source, requests=requests, **of_plan), rest
 
 
-def _gossip_delay(text: str) -> float | None:
-    return None if text == "never" else float(NOT_NEGATIVE_FLOAT(text))
-
-
 def _of_replica(text: str) -> tuple[str, float]:
     replica, _, number = text.partition("=")
     if not number:
@@ -147,7 +143,7 @@ cluster_options = all_of(
     option(
         "--gossip-delay gossip_delay_s",
         "Seconds until the other gateways know of a placement; never: they send each other nothing.",
-        Read("seconds or never", _gossip_delay),
+        Read("seconds or never", lambda text: None if text == "never" else float(NOT_NEGATIVE_FLOAT(text))),
         default="0.05",
         metavar="S|never",
     ),

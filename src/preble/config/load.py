@@ -118,14 +118,12 @@ def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) ->
             continue
         knob = variables.get(variable)
         if knob is not None:
-            layer[knob.key] = _split(value) if knob.key in _LISTS else value
+            layer[knob.key] = (
+                [part for piece in value.split(",") if (part := piece.strip())] if knob.key in _LISTS else value
+            )
         elif near := get_close_matches(variable, variables, n=1, cutoff=0.9):
             raise ConfigError(f"environment variable {variable} is not known; did you mean {near[0]}?")
     return layer
-
-
-def _split(value: str) -> list[str]:
-    return [part for part in (piece.strip() for piece in value.split(",")) if part]
 
 
 def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, strict: bool) -> Any:

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from preble.core.replica.scheduler import LocalStats
 from preble.emulator.engine import EmulatedEngine
 
 _LABELS = ("model_name", "engine")
@@ -36,19 +35,22 @@ class MetricsPage(Collector):
             ("num_requests_waiting", "Requests that wait."): lambda e: e.scheduler.num_waiting,
             ("kv_cache_usage_perc", "KV blocks in use; 1 is all of them."): lambda e: e.kv_cache_usage,
         }
-        counters: dict[tuple[str, str], Callable[[LocalStats], float]] = {
-            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."): lambda s: s.prefix_queries,
-            ("prefix_cache_hits", "Prompt tokens found in the prefix cache."): lambda s: s.prefix_hits,
-            ("num_preemptions", "Preemptions."): lambda s: s.preemptions,
-            ("prompt_tokens", "Prompt tokens of requests that have started."): lambda s: s.prefix_queries,
-            ("prompt_tokens_cached", "Prompt tokens that were cached."): lambda s: s.prefix_hits,
-            ("generation_tokens", "Tokens generated."): lambda s: s.generated_tokens,
+        counters: dict[tuple[str, str], Callable[[EmulatedEngine], float]] = {
+            ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."): lambda e: (
+                e.scheduler.stats.prefix_queries
+            ),
+            ("prefix_cache_hits", "Prompt tokens found in the prefix cache."): lambda e: e.scheduler.stats.prefix_hits,
+            ("num_preemptions", "Preemptions."): lambda e: e.scheduler.stats.preemptions,
+            ("prompt_tokens", "Prompt tokens of requests that have started."): lambda e: (
+                e.scheduler.stats.prefix_queries
+            ),
+            ("prompt_tokens_cached", "Prompt tokens that were cached."): lambda e: e.scheduler.stats.prefix_hits,
+            ("generation_tokens", "Tokens generated."): lambda e: e.scheduler.stats.generated_tokens,
         }
         for (name, text), gauge in gauges.items():
             yield self._of_each(GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS), gauge)
         for (name, text), counter in counters.items():
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS)
-            yield self._of_each(family, _of_stats(counter))
+            yield self._of_each(CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS), counter)
         yield self._cache_config()
         yield self._by_label(
             "prompt_tokens_by_source",
@@ -83,7 +85,3 @@ class MetricsPage(Collector):
         for rank, _ in enumerate(self._engines):
             family.add_metric((self._model, str(rank), self._block_size, of_all), 1)
         return family
-
-
-def _of_stats(counter: Callable[[LocalStats], float]) -> Callable[[EmulatedEngine], float]:
-    return lambda engine: counter(engine.scheduler.stats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from preble.engines.media_marks import mark_of
 
@@ -44,11 +44,10 @@ class EmulatedMedia:
 
     def name_in(self, token_ids: list[int], block_size: int, keys: Keys) -> None:
         """Put placeholders for the marks, and the media's identifiers to the keys of the blocks that they touch."""
-        for start in self._marks_in(token_ids):
+        marks = (
+            [i for i, token_id in enumerate(token_ids) if token_id in self._identifiers] if self._identifiers else ()
+        )
+        for start in marks:
             identifier, token_ids[start] = self._identifiers[token_ids[start]], PLACEHOLDER
             for block in range(start // block_size, min((start + self._num_tokens - 1) // block_size + 1, len(keys))):
                 keys[block] = (*(keys[block] or ()), (identifier, start - block * block_size))
-
-    def _marks_in(self, token_ids: list[int]) -> Iterator[int]:
-        if self._identifiers:
-            yield from (i for i, token_id in enumerate(token_ids) if token_id in self._identifiers)

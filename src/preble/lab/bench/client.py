@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 
 from preble.errors import ConfigError
-from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, server_sent_data
+from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, completion_body, server_sent_data
 from preble.lab.metrics import RequestRecord
 from preble.lab.metrics.itl import GapCounts, gap_key
 from preble.lab.workloads import WorkloadRequest
@@ -129,7 +129,8 @@ class BenchClient:
         Call `find_model` first.
         """
         attempt, error = _Attempt(), None
-        body = self._encode(self._body(request))
+        asked = completion_body(self.model, request.prompt(), request.output_tokens)
+        body = self._encode(asked | {"ignore_eos": True} if self.ignore_eos else asked)
         sent_s = clock()
         try:
             await self._receive(body, attempt, clock)
@@ -155,17 +156,6 @@ class BenchClient:
             error=error,
             gaps=attempt.gaps,
         )
-
-    def _body(self, request: WorkloadRequest) -> dict[str, object]:
-        body: dict[str, object] = {
-            "model": self.model,
-            "prompt": request.prompt(),
-            "max_tokens": request.output_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        return body | {"ignore_eos": True} if self.ignore_eos else body
 
     async def _receive(self, body: bytes, attempt: _Attempt, clock: Clock) -> None:
         """POST, read to the end, and fill in `attempt`.

@@ -1,8 +1,8 @@
-"""A completion as it is streamed: server-sent events, and what is read of each."""
+"""A completion as it is streamed: how to ask for it, server-sent events, and what is read of each."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
@@ -35,6 +35,18 @@ class CompletionEvent(msgspec.Struct):
     usage: StreamUsage | None = None
     error: StreamError | None = None
     message: str = ""
+
+
+def completion_body(model: str | None, prompt: str | Sequence[int], output_tokens: int) -> dict[str, object]:
+    """Return the body that asks for a streamed completion, and for its usage at the end."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 async def server_sent_data(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -74,10 +74,6 @@ def _time(metric: str, statistic: str) -> Callable[[Summary], str]:
     return show
 
 
-def _rate(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
 def _count(value: int | None) -> str:
     return "" if value is None else f"{value:,}"
 
@@ -99,7 +95,7 @@ _ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
     ("E2E p99", _time("e2e", "p99_s")),
     ("prompt tokens", lambda s: _count(s.prompt_tokens)),
     ("tokens computed", lambda s: _count(s.recomputed_tokens)),
-    ("hit rate (usage)", lambda s: _rate(s.hit_rate)),
+    ("hit rate (usage)", lambda s: "" if s.hit_rate is None else f"{s.hit_rate:.1%}"),
     ("requests per replica", lambda s: " / ".join(str(count) for count in s.requests_per_replica.values())),
     ("sent late, p99", lambda s: seconds(s.lag_p99_s) if s.lag_p99_s else ""),
     ("failures", lambda s: ", ".join(f"{n} × {kind}" for kind, n in s.errors_by_kind.items())),

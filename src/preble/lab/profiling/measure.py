@@ -15,7 +15,7 @@ from itertools import pairwise
 from random import Random
 
 from preble.core.types import Tier
-from preble.engines import EngineInfo, EngineServer
+from preble.engines import EngineServer
 from preble.errors import ConfigError, EngineProtocolError
 from preble.lab.profiling.measurements import (
     NOISY_SPREAD,
@@ -98,7 +98,7 @@ class Measuring:
         return Measurements(
             date=datetime.now(UTC).date().isoformat(),
             machine=self.machine,
-            engine=_engine_name(self._info),
+            engine=f"{self._info.engine} {self._info.version or ''}".rstrip(),
             model=self._served,
             seed=self.seed,
             kv_capacity_tokens=self._capacity,
@@ -286,10 +286,6 @@ class Measuring:
 def _smaller(one: int | None, other: int | None) -> int | None:
     known = [value for value in (one, other) if value is not None]
     return min(known, default=None)
-
-
-def _engine_name(info: EngineInfo) -> str:
-    return f"{info.engine} {info.version}" if info.version else info.engine
 
 
 def _together(answers: Sequence[TimedAnswer]) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import msgspec
 from preble.engines import AwaitedAnswer, Engine
 from preble.engines.vllm import copy_source
 from preble.errors import EngineError, EngineProtocolError
-from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, server_sent_data
+from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, completion_body, server_sent_data
 
 PATH = "/v1/completions"
 
@@ -43,15 +43,7 @@ class Timer:
 
         Raises: EngineError: the replica fails, refuses the request, or generates another number of tokens.
         """
-        body: dict[str, object] = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        body = completion_body(self._model, prompt, output_tokens) | {"ignore_eos": True}
         if peer is not None:
             body["kv_transfer_params"] = copy_source(peer)
         encoded = msgspec.json.encode(body)

@@ -44,7 +44,7 @@ def mixed(name: str, parts: Sequence[Workload]) -> Workload:
 
     Ids of requests and sessions get the number of their part in front, because parts may use the same ids.
     """
-    sessions = [session for i, part in enumerate(parts) for session in _numbered(i, part).sessions()]
+    sessions = [session for i, part in enumerate(parts) for session in _numbered(i, part)]
     sessions.sort(key=lambda session: session[0].arrival_s or 0.0)
     requests = tuple(request for session in sessions for request in session)
     return Workload(name, requests, " + ".join(part.note or part.name for part in parts))
@@ -65,15 +65,15 @@ def _part(text: str, source: str) -> Part:
     return Part(match["source"], share, match["arrivals"])
 
 
-def _numbered(number: int, workload: Workload) -> Workload:
-    requests = (_renamed(request, f"{number}:") for request in workload.requests)
-    return replace(workload, requests=tuple(requests))
-
-
-def _renamed(request: WorkloadRequest, prefix: str) -> WorkloadRequest:
-    return replace(
-        request,
-        request_id=prefix + request.request_id,
-        session=request.session and prefix + request.session,
-        parent=request.parent and prefix + request.parent,
+def _numbered(number: int, workload: Workload) -> list[tuple[WorkloadRequest, ...]]:
+    """Return the sessions of a part, with its number in front of every id."""
+    requests = (
+        replace(
+            request,
+            request_id=f"{number}:{request.request_id}",
+            session=request.session and f"{number}:{request.session}",
+            parent=request.parent and f"{number}:{request.parent}",
+        )
+        for request in workload.requests
     )
+    return replace(workload, requests=tuple(requests)).sessions()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import takewhile
 
 from preble.errors import ConfigError
 from preble.lab.workloads.model import Segment, Workload, WorkloadRequest
@@ -103,12 +102,10 @@ def _copy(session: Session, number: int) -> Iterator[WorkloadRequest]:
 
 def _num_shared_segments(session: Session) -> int:
     """Return how many leading segments all prompts of the session share, before the first unique one."""
-    columns = zip(*(request.segments for request in session), strict=False)
-    return sum(1 for _ in takewhile(_is_shared, columns))
-
-
-def _is_shared(column: tuple[Segment, ...]) -> bool:
-    return column[0].segment_id is not None and all(segment is column[0] for segment in column)
+    for place, (first, *others) in enumerate(zip(*(request.segments for request in session), strict=False)):
+        if first.segment_id is None or any(other is not first for other in others):
+            return place
+    return min(len(request.segments) for request in session)
 
 
 def _nonce(opener: WorkloadRequest, number: int) -> Segment:

@@ -55,12 +55,11 @@ def _turn(*, is_first: bool, rng: random.Random) -> Turn:
 
 def unshared(asked: Asked) -> Workload:
     """Return prompts that share nothing: a cache-aware policy must not slow these down."""
-    seed = asked.seed
-    rng = random.Random(f"unshared/{seed}")
-    requests = tuple(_unshared_request(f"unshared/{seed}-{i}", rng) for i in range(asked.num_requests))
-    return Workload("unshared", requests, f"unshared: no two prompts share anything, seed {seed}; made-up tokens")
-
-
-def _unshared_request(request_id: str, rng: random.Random) -> WorkloadRequest:
-    prompt = Segment(tokens=own_tokens(request_id, UNSHARED_PROMPT_TOKENS.draw(rng)))
-    return WorkloadRequest(request_id, (prompt,), UNSHARED_OUTPUT_TOKENS.draw(rng))
+    rng = random.Random(f"unshared/{asked.seed}")
+    requests: list[WorkloadRequest] = []
+    for number in range(asked.num_requests):
+        request_id = f"unshared/{asked.seed}-{number}"
+        prompt = Segment(tokens=own_tokens(request_id, UNSHARED_PROMPT_TOKENS.draw(rng)))
+        requests.append(WorkloadRequest(request_id, (prompt,), UNSHARED_OUTPUT_TOKENS.draw(rng)))
+    note = f"unshared: no two prompts share anything, seed {asked.seed}; made-up tokens"
+    return Workload("unshared", tuple(requests), note)

@@ -51,7 +51,7 @@ def study_page(report: StudyReport, *, made: str = "") -> str:
     sections = [
         Section("Prompts and what they share", [Text(DEFINITIONS), prompts_table(studies)]),
         Section("What a cache can save", [Text(CACHE), cache_table(studies)]),
-        Section("Distributions", [draw_cdf(m, studies) for m in METRICS if m is not GAP and _any(m, studies)]),
+        Section("Distributions", [draw_cdf(m, studies) for m in METRICS if m is not GAP and any(map(m.of, studies))]),
         Section("Arrivals", list(_arrivals(studies))),
         Section("Sessions", _present(sessions_table(studies))),
         Section("Percentiles", [table for m in METRICS for table in _present(percentiles_table(m, studies))]),
@@ -122,10 +122,6 @@ def _origins(report: StudyReport) -> Iterator[Text]:
         words = WORDS.format(report.tokenizer or "a word is a token") if study.has_text else ""
         yield Text(f"{label} ({source}): {study.note or 'no note'}\n{words}".rstrip())
     yield Text(f"Seed of named workloads: {report.seed}.")
-
-
-def _any(metric: Metric, studies: Sequence[Study]) -> bool:
-    return any(metric.of(study) for study in studies)
 
 
 def _named(studies: Sequence[Study]) -> Iterator[tuple[str, Study]]:
