@@ -44,7 +44,9 @@ class Replica(InProcess):
 
         async def blocks(source: KvSource) -> frozenset[int]:
             assert (source.remote_host, source.remote_port, self.source is None) == ("other", 1, False)
-            return frozenset() if self.forgets or self.source is None else self.source.emulated.cached_hashes()
+            return (
+                frozenset() if self.forgets or self.source is None else self.source.emulated.scheduler.cached_hashes()
+            )
 
         assert self.emulated.peers is not None
         self.emulated.peers.blocks = blocks  # type: ignore[method-assign]
