@@ -35,6 +35,7 @@ from preble.lab.profiling import Measurements
 from preble.lab.profiling.measure import Measuring
 from preble.lab.workloads import Workload
 from preble.lab.workloads.arrivals import make_arrivals
+from preble.lab.workloads.generators.pieces import Asked
 from preble.lab.workloads.generators.shared_prefix import SharedPrefix
 from preble.lab.workloads.lengths import Lengths
 from preble.profiles import profile_json
@@ -83,7 +84,7 @@ NUM_TOOLS = 20
 
 def trace(requests: int, rps: float, seed: int) -> Workload:
     """Tool use. A core computes 7,000 tokens a second: the engine's time is nearly all of a request's."""
-    made = TOOLS(requests, seed, num_prefixes=NUM_TOOLS)
+    made = TOOLS(Asked(requests, seed, num_prefixes=NUM_TOOLS))
     return made.with_arrivals(make_arrivals("poisson", requests, rps, random.Random(f"arrivals/{seed}")))
 
 

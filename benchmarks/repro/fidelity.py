@@ -28,6 +28,7 @@ from cpu_engines import ENGINES, NUMBERS, ROOT, EngineName, Measured, latency_s
 from made_by import note
 from page import filled, markdown
 
+from preble.lab.workloads.generators.pieces import Asked
 from preble.core.costs.model import CostModel, CostProfile
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.load import run_load
@@ -152,7 +153,7 @@ async def way_s(engine: EngineName, replicas: Sequence[str], url: str, profile: 
 
     The caches are empty first; what the profile says goes by what each request then found cached.
     """
-    made = cpu_engines.TOOLS(IDLE_REQUESTS, IDLE_SEED, num_prefixes=IDLE_TOOLS).requests
+    made = cpu_engines.TOOLS(Asked(IDLE_REQUESTS, IDLE_SEED, num_prefixes=IDLE_TOOLS)).requests
     requests = (replace(request, output_tokens=1, arrival_s=IDLE_GAP_S * number) for number, request in enumerate(made))
     records: list[RequestRecord] = []
     await cpu_engines.empty_caches(engine, replicas)

@@ -33,6 +33,7 @@ from cpu_engines import CORES, DISTURBED, KV_TOKENS, NUMBERS, REPLICAS, TOOLS, M
 from made_by import note
 from page import EVALUATION, NOT_RUN, fill, markdown
 
+from preble.lab.workloads.generators.pieces import Asked
 from preble.core.costs.model import CostProfile
 from preble.engines.launch import ReplicaProcess
 from preble.lab.compare.numbers import significant
@@ -133,7 +134,7 @@ async def completed_rps(started: Sequence[ReplicaProcess], policy: str, profile:
 @cache
 def requests() -> tuple[WorkloadRequest, ...]:
     """All that may be sent, first the search's. One call: how long a tool is depends on the number of requests."""
-    return TOOLS(MOST_REQUESTS, SEED, num_prefixes=NUM_TOOLS).requests
+    return TOOLS(Asked(MOST_REQUESTS, SEED, num_prefixes=NUM_TOOLS)).requests
 
 
 def closed_loop(made: Sequence[WorkloadRequest]) -> Workload:

@@ -16,7 +16,7 @@ LOGPROB = -0.5
 
 
 @dataclass(slots=True)
-class Said:
+class Tally:
     """The pieces of each sequence, and of those that have ended the tokens: of prompts (each counted once), of answers,
     cached.
     """
@@ -67,14 +67,14 @@ class Answer(ABC):
 
     async def whole(self, generation: Generation) -> Any:
         """Return the body of an answer that is not streamed."""
-        said = self._nothing_said()
+        said = self._begun()
         async for pieces in generation.pieces():
             said.take(pieces)
         return self.body(said)
 
     async def events(self, generation: Generation) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream, one or more for each token, and its end."""
-        said = self._nothing_said()
+        said = self._begun()
         if opening := self.opening():
             yield opening
         async for pieces in generation.pieces():
@@ -83,11 +83,11 @@ class Answer(ABC):
         self.streamed.append(self.body(said))
         yield self.closing(said)
 
-    def _nothing_said(self) -> Said:
-        return Said(self.num_choices, [[] for _ in range(self.num_sequences)])
+    def _begun(self) -> Tally:
+        return Tally(self.num_choices, [[] for _ in range(self.num_sequences)])
 
     @abstractmethod
-    def body(self, said: Said) -> Any:
+    def body(self, said: Tally) -> Any:
         """Return the whole answer."""
 
     def opening(self) -> bytes:
@@ -99,7 +99,7 @@ class Answer(ABC):
         """Return the events of one token. `so_far`: the pieces of its sequence, it included."""
 
     @abstractmethod
-    def closing(self, said: Said) -> bytes:
+    def closing(self, said: Tally) -> bytes:
         """Return the last events."""
 
 
@@ -120,7 +120,7 @@ class _OpenAIAnswer(Answer):
             "choices": choices,
         }
 
-    def closing(self, said: Said) -> bytes:
+    def closing(self, said: Tally) -> bytes:
         end = server_sent(self.envelope(self.CHUNK, []) | {"usage": said.usage()}) if self.include_usage else b""
         return end + DONE
 
@@ -131,7 +131,7 @@ class Completion(_OpenAIAnswer):
     __slots__ = ()
     CHUNK = "text_completion"
 
-    def body(self, said: Said) -> Any:
+    def body(self, said: Tally) -> Any:
         choices = [self._choice(index, pieces, self.finish_reason) for index, pieces in enumerate(said.texts)]
         return self.envelope(self.CHUNK, choices) | {"usage": said.usage()}
 
@@ -151,7 +151,7 @@ class Chat(_OpenAIAnswer):
     __slots__ = ()
     CHUNK = "chat.completion.chunk"
 
-    def body(self, said: Said) -> Any:
+    def body(self, said: Tally) -> Any:
         choices = [self._choice(index, "message", self._message(p), p) for index, p in enumerate(said.texts)]
         return self.envelope("chat.completion", choices) | {"usage": said.usage()}
 

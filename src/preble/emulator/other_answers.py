@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from preble.emulator.answers import DONE, Answer, Said, call_id
+from preble.emulator.answers import DONE, Answer, Tally, call_id
 from preble.emulator.engine import Piece
 from preble.emulator.protocol import server_sent
 
@@ -34,7 +34,7 @@ class MessageAnswer(Answer):
             "usage": usage,
         }
 
-    def _usage(self, said: Said) -> dict[str, Any]:
+    def _usage(self, said: Tally) -> dict[str, Any]:
         return {
             "input_tokens": said.prompt_tokens - said.cached_tokens,
             "cache_read_input_tokens": said.cached_tokens,
@@ -44,7 +44,7 @@ class MessageAnswer(Answer):
     def _reason(self) -> str:
         return {"length": "max_tokens", "tool_calls": "tool_use"}.get(self.finish_reason, "end_turn")
 
-    def body(self, said: Said) -> Any:
+    def body(self, said: Tally) -> Any:
         text = "".join(said.texts[0])
         block: dict[str, Any] = {"type": "text", "text": text}
         if self.tool is not None:
@@ -64,7 +64,7 @@ class MessageAnswer(Answer):
             delta = {"type": "input_json_delta", "partial_json": piece.text}
         return first + named("content_block_delta", index=0, delta=delta)
 
-    def closing(self, said: Said) -> bytes:
+    def closing(self, said: Tally) -> bytes:
         delta = {"stop_reason": self._reason(), "stop_sequence": None}
         return (
             named("content_block_stop", index=0)
@@ -116,7 +116,7 @@ class Response(Answer):
     def _status(self) -> str:
         return "incomplete" if self.finish_reason == "length" else "completed"
 
-    def body(self, said: Said) -> Any:
+    def body(self, said: Tally) -> Any:
         usage = {
             "input_tokens": said.prompt_tokens,
             "input_tokens_details": {"cached_tokens": said.cached_tokens},
@@ -148,7 +148,7 @@ class Response(Answer):
         delta = named("response.output_text.delta", sequence_number=number, delta=piece.text, logprobs=[], **place)
         return first + delta
 
-    def closing(self, said: Said) -> bytes:
+    def closing(self, said: Tally) -> bytes:
         text = "".join(said.texts[0])
         item = self._item(text, self._status())
         place: dict[str, Any] = {"item_id": item["id"], "output_index": 0}
@@ -188,7 +188,7 @@ class Generated(Answer):
         }
         return {"text": text, "meta_info": meta} | ({"index": index} if self.num_sequences > 1 else {})
 
-    def body(self, said: Said) -> Any:
+    def body(self, said: Tally) -> Any:
         shares = (said.prompt_tokens, said.cached_tokens)
         prompt, cached = (share * self.num_choices // self.num_sequences for share in shares)
         answers = [self._of(i, "".join(pieces), prompt, len(pieces), cached) for i, pieces in enumerate(said.texts)]
@@ -202,7 +202,7 @@ class Generated(Answer):
             answer["meta_info"]["finish_reason"] = None
         return server_sent(answer)
 
-    def closing(self, said: Said) -> bytes:
+    def closing(self, said: Tally) -> bytes:
         return DONE
 
 
@@ -214,7 +214,7 @@ class GeneratedTokens(Answer):
     def _choice(self, index: int, num_tokens: int, reason: str | None) -> dict[str, Any]:
         return {"index": index, "token_ids": [0] * num_tokens, "logprobs": None, "finish_reason": reason}
 
-    def body(self, said: Said) -> Any:
+    def body(self, said: Tally) -> Any:
         choices = [self._choice(i, len(pieces), self.finish_reason) for i, pieces in enumerate(said.texts)]
         return {"request_id": self.answer_id, "model": self.model, "choices": choices, "usage": said.usage()}
 
@@ -222,6 +222,6 @@ class GeneratedTokens(Answer):
         reason = self.finish_reason if piece.finished else None
         return server_sent({"request_id": self.answer_id, "choices": [self._choice(piece.index, 1, reason)]})
 
-    def closing(self, said: Said) -> bytes:
+    def closing(self, said: Tally) -> bytes:
         last = {"request_id": self.answer_id, "choices": [], "usage": said.usage()}
         return (server_sent(last) if self.include_usage else b"") + DONE
