@@ -40,7 +40,7 @@ from preble.lab.sim.gateways import ClusterScheduler, make_cluster_scheduler
 from preble.lab.sim.replica import SimReplica
 from preble.lab.sim.result import SimResult, totals_by_name
 from preble.lab.sim.script import Script
-from preble.lab.sim.timeline import Timeline
+from preble.lab.sim.timeline import ReplicaSeries
 from preble.lab.sim.timers import Timers
 from preble.lab.sim.transfers import Transfers
 from preble.lab.sim.watch import Glimpse, Watch
@@ -81,7 +81,7 @@ class Simulation:
         self._calls: dict[RequestId, Call] = {}
         self._records: list[RequestRecord] = []
         self._reasons: Counter[str] = Counter()
-        self._timeline = Timeline()
+        self._timeline: dict[str, ReplicaSeries] = {}
         self._num_expected = len(self.workload.requests)
         self._stopped_s: float | None = None
 
@@ -105,7 +105,7 @@ class Simulation:
             reasons=dict(sorted(self._reasons.items())),
             replicas=totals_by_name(self._fleet.all),
             replications=self._timers.replications,
-            timeline=self._timeline.series,
+            timeline=self._timeline,
             stopped_s=self._stopped_s,
             records=self._records,
         )
@@ -382,7 +382,8 @@ class Simulation:
     def _sample(self, now: float) -> None:
         state = self._scheduler.snapshot()
         for replica in self._fleet.live.values():
-            self._timeline.sample(replica, state.replicas[replica.replica_id].load_s, now)
+            series = self._timeline.setdefault(replica.replica_id, ReplicaSeries())
+            series.sample(replica, state.replicas[replica.replica_id].load_s, now)
         assert self.config.sample_s is not None
         if len(self._agenda):
             self._agenda.at(now + self.config.sample_s, Priority.SAMPLE, self._sample)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from math import inf
 from operator import add
@@ -75,9 +76,9 @@ def lower_bound(workload: Workload, config: SimConfig) -> LowerBound:
     alone = [_alone(job, sharing, config, costs) for job in sharing.jobs]
     prefills_s = [costs.token_s * (job.num_tokens - sharing.seen_tokens(job, with_ties=True)) for job in sharing.jobs]
     decodes_s = [costs.decode_work_s(job.num_tokens, job.request.output_tokens) for job in sharing.jobs]
-    queue = _Queue(sharing.jobs, sum(speeds))
-    ttft_mean_s = queue.mean_s([bound.ttft_s for bound in alone], prefills_s)
-    e2e_mean_s = queue.mean_s([bound.e2e_s for bound in alone], list(map(add, prefills_s, decodes_s)))
+    mean_s = partial(_mean_s, sharing.jobs, sum(speeds))
+    ttft_mean_s = mean_s([bound.ttft_s for bound in alone], prefills_s)
+    e2e_mean_s = mean_s([bound.e2e_s for bound in alone], list(map(add, prefills_s, decodes_s)))
     after_first_s = fmean(bound.e2e_s - bound.ttft_s for bound in alone)
     work_s = sharing.prompt_tokens * costs.token_s + sum(decodes_s)
     return LowerBound(
@@ -98,26 +99,15 @@ def _alone(job: Job, sharing: Sharing, config: SimConfig, costs: LeastCosts) -> 
     return LatencyBound(ttft_s, ttft_s + costs.decode_s(job.num_tokens, job.request.output_tokens) / fastest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    """Requests as jobs for one machine that is as fast as `num_replicas` replicas of the usual speed."""
+def _mean_s(jobs: Sequence[Job], num_replicas: float, alone_s: Sequence[float], work_s: Sequence[float]) -> float:
+    """Return the least mean time of jobs on one machine that is as fast as `num_replicas` replicas of the usual speed.
 
-    jobs: Sequence[Job]
-    num_replicas: float
-
-    def mean_s(self, alone_s: Sequence[float], work_s: Sequence[float]) -> float:
-        """Return the least mean time, given what each request takes by itself and the seconds of GPU time that it
-        needs.
-
-        Of requests whose time of sending depends on others only the former is known.
-        """
-        queued = [
-            (job.sent_s, seconds / self.num_replicas)
-            for job, seconds in zip(self.jobs, work_s, strict=True)
-            if job.is_opener
-        ]
-        openers_s = sum(seconds for job, seconds in zip(self.jobs, alone_s, strict=True) if job.is_opener)
-        return (sum(alone_s) + max(least_flow_s(queued) - openers_s, 0.0)) / len(alone_s)
+    `alone_s`, `work_s`: what each takes by itself, and the seconds of GPU time that it needs. Of requests whose time of
+    sending depends on others only the former is known.
+    """
+    queued = [(job.sent_s, seconds / num_replicas) for job, seconds in zip(jobs, work_s, strict=True) if job.is_opener]
+    openers_s = sum(seconds for job, seconds in zip(jobs, alone_s, strict=True) if job.is_opener)
+    return (sum(alone_s) + max(least_flow_s(queued) - openers_s, 0.0)) / len(alone_s)
 
 
 def least_flow_s(jobs: Iterable[tuple[float, float]]) -> float:
