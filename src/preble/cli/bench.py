@@ -13,7 +13,7 @@ from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.gateway_pages import GATEWAY
 from preble.cli.options import DEFAULT_RPS, HTTP_URL, POSITIVE_FLOAT, api_key_option, option, workload_options
-from preble.cli.output import OUTPUT_FILE, json_option, write_json, writing
+from preble.cli.output import DRAWN_FILE, json_option, write_json, writing
 
 if TYPE_CHECKING:
     from preble.lab.bench import BenchResult, BenchSettings
@@ -42,7 +42,7 @@ DEFAULT_REQUESTS = 200
 )
 @api_key_option
 @json_option("the result with every record")
-@option("--plot", "Draw latency distributions (needs the extra `plot`).", OUTPUT_FILE, metavar="PNG")
+@option("--plot", "Draw latency distributions (needs the extra `plot`).", DRAWN_FILE, metavar="PNG")
 def command(api_key: str | None, json_file: Path | None, plot: Path | None, **options: Any) -> None:
     """Send a workload to an endpoint at fixed times (open loop), and measure TTFT, TPOT, E2E and hit rate.
 
@@ -57,10 +57,7 @@ def command(api_key: str | None, json_file: Path | None, plot: Path | None, **op
     """
     from preble.lab.bench import BenchRun
     from preble.lab.bench.run import run_with_progress
-    from preble.lab.report import require_matplotlib
 
-    if plot is not None:
-        require_matplotlib()
     settings = _settings(**options)
     run = BenchRun(settings, api_key=api_key)
     interrupted = False

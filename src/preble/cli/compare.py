@@ -13,7 +13,7 @@ import click
 from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, Read, option, workload_shape_options
-from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_json, write_result
+from preble.cli.output import DRAWN_FILE, STDOUT, json_option, made_by, write_json, write_result
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _rate(text: str) -> float | str | None:
     f"the result with every run, after each of them, which otherwise goes to {KEPT} (runs that the file has "
     "already are not made again)"
 )
-@option("--html", "Write a page with figures (needs the extra `plot`).", OUTPUT_FILE)
+@option("--html", "Write a page with figures (needs the extra `plot`).", DRAWN_FILE)
 def command(json_file: Path | None, html: Path | None, jobs: int | None, **options: Any) -> None:
     """Run workloads at several rates under several policies on simulated clusters, and rank the policies by capacity:
     the highest rate that keeps the SLO in the long run: neither queues nor misses grow.
@@ -183,11 +183,8 @@ def command(json_file: Path | None, html: Path | None, jobs: int | None, **optio
           | jq '.runs[] | {policy, seed: .workload.seed, ttft: .summary.ttft.p99_s, failed: .summary.errors}'
     """
     from preble.lab.compare import compare_policies
-    from preble.lab.report import require_matplotlib
     from preble.lab.report.progress import progress
 
-    if html is not None:
-        require_matplotlib()
     plan = _plan(**options)
     to_stdout = json_file == STDOUT
     path = _kept() if json_file is None or to_stdout else json_file

@@ -23,14 +23,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class OutputFile(click.Path):
-    """A file that the command will write. The command fails before any work if it cannot."""
+    """A file that the command will write. The command fails before any work if it cannot. `is_drawn`: by matplotlib."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_drawn: bool = False) -> None:
         super().__init__(dir_okay=False, writable=True)
+        self._is_drawn = is_drawn
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         if value == _NO_NAME:
             self.fail("it takes a file, or - for stdout", param, ctx)
+        if self._is_drawn:
+            from preble.lab.report import require_matplotlib
+
+            require_matplotlib()
         file = Path(str(super().convert(value, param, ctx)))
         if file != STDOUT and not file.exists():
             self._check_folder(file, param, ctx)
@@ -47,7 +52,7 @@ class OutputFile(click.Path):
             self.fail(f"{str(file)!r} cannot be written: {folder} takes no new files", param, ctx)
 
 
-OUTPUT_FILE = OutputFile()
+OUTPUT_FILE, DRAWN_FILE = OutputFile(), OutputFile(is_drawn=True)
 
 
 def json_option(what: str) -> Callable[[Command], Command]:

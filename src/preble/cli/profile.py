@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 
 from preble.cli.options import HTTP_URL, POSITIVE, api_key_option, option
-from preble.cli.output import OUTPUT_FILE, json_option, write_json, write_result, writing
+from preble.cli.output import DRAWN_FILE, OUTPUT_FILE, json_option, write_json, write_result, writing
 from preble.cli.running import run_cancellable
 from preble.core.types import Tier
 from preble.errors import ConfigError, EngineRefused
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 )
 @option("-o --output", "File of the profile (.json).", OUTPUT_FILE, required=True, metavar="FILE")
 @option("--name", "Name of the profile.  [default: the file's name]")
-@option("--plot", "Draw measurements and fit (needs the extra `plot`).", OUTPUT_FILE, metavar="PNG")
+@option("--plot", "Draw measurements and fit (needs the extra `plot`).", DRAWN_FILE, metavar="PNG")
 @option("--raw", "Keep every measured time, as JSON.", OUTPUT_FILE)
 @option("--quick", "Fewer lengths, batches and repetitions: a rough profile.", is_flag=True)
 @option("--model", "Model to ask for.  [default: the replica's base model]")
@@ -83,10 +83,7 @@ def command(
       preble profile --transfer http://gpu1:8000 http://gpu2:8000 --profile mine.json -o linked.json
     """
     from preble.lab.profiling import fit_profile
-    from preble.lab.report import require_matplotlib
 
-    if plot is not None:
-        require_matplotlib()
     configure_logging("error", "console")
     if transfer is not None and base is not None:
         from preble.cli.profile_link import measure_link

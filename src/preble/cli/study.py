@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import POSITIVE, option
-from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, made_by, write_json, write_result
+from preble.cli.output import DRAWN_FILE, STDOUT, json_option, made_by, write_json, write_result
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ DEFAULT_REQUESTS = 5000
     metavar="FILE|FOLDER",
 )
 @json_option("every number")
-@option("--html html_file", "Write one page with figures (extra `plot`).", OUTPUT_FILE)
+@option("--html html_file", "Write one page with figures (extra `plot`).", DRAWN_FILE)
 def command(
     sources: tuple[str, ...],
     requests: int | None,
@@ -53,13 +53,11 @@ def command(
     """
     from rich.console import Console
 
-    from preble.lab.report import require_matplotlib, show_tables
+    from preble.lab.report import show_tables
     from preble.lab.workloads.study import StudyReport, study_page, summary_tables
 
     if json_file == html_file == STDOUT:
         raise ConfigError("only one of --json and --html can go to stdout; name a file for the other")
-    if html_file is not None:
-        require_matplotlib()
     tokenize = _tokenize(tokenizer)
     studies = tuple(_studied(source, requests, seed, tokenize) for source in sources)
     report = StudyReport(sources, requests, seed, str(tokenizer) if tokenizer else None, studies)
