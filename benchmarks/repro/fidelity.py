@@ -28,7 +28,6 @@ from cpu_engines import ENGINES, NUMBERS, ROOT, EngineName, Measured, latency_s
 from made_by import note
 from page import filled, markdown
 
-from preble.lab.workloads.generators.pieces import Asked
 from preble.core.costs.model import CostModel, CostProfile
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.load import run_load
@@ -37,6 +36,7 @@ from preble.lab.profiling import Fit, Measurements, fit_profile
 from preble.lab.report import PALETTE, Drawing, Table, draw
 from preble.lab.sim import SimConfig, simulate
 from preble.lab.workloads import Workload
+from preble.lab.workloads.generators.pieces import Asked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

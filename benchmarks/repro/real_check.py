@@ -33,7 +33,6 @@ from cpu_engines import CORES, DISTURBED, KV_TOKENS, NUMBERS, REPLICAS, TOOLS, M
 from made_by import note
 from page import EVALUATION, NOT_RUN, fill, markdown
 
-from preble.lab.workloads.generators.pieces import Asked
 from preble.core.costs.model import CostProfile
 from preble.engines.launch import ReplicaProcess
 from preble.lab.compare.numbers import significant
@@ -42,6 +41,7 @@ from preble.lab.profiling import fit_profile
 from preble.lab.report import Table
 from preble.lab.workloads import Workload, WorkloadRequest
 from preble.lab.workloads.arrivals import make_arrivals
+from preble.lab.workloads.generators.pieces import Asked
 
 PATH = cpu_engines.RESULTS / "real_check.json"
 POLICIES = ("preble", "sticky_until_saturated", "e2", "least_load")

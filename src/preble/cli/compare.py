@@ -306,15 +306,15 @@ def _show(result: CompareResult) -> None:
 
     from preble.lab.compare.numbers import DEFINITIONS, GOODPUT_DEFINITIONS, shown_rates
     from preble.lab.compare.tables import goodput_table, overview_table, terminal_table
-    from preble.lab.report import show_tables
+    from preble.lab.report import print_tables
 
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     tables = [terminal_table(result, workload) for workload in result.plan.workloads]
     if len(tables) > 1:
         tables.append(overview_table(result))
-    show_tables(console, *tables)
+    print_tables(console, *tables)
     if result.plan.targets:
         for workload in result.plan.workloads:
-            show_tables(console, *(goodput_table(result, workload, rps) for rps in shown_rates(result, workload)))
+            print_tables(console, *(goodput_table(result, workload, rps) for rps in shown_rates(result, workload)))
         console.print(GOODPUT_DEFINITIONS, highlight=False)
     console.print(DEFINITIONS, highlight=False)

@@ -161,12 +161,12 @@ def _show(fit: Fit, measurements: Measurements, json_file: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
-    from preble.lab.report import show_tables
+    from preble.lab.report import print_tables
 
     times = [{"relative_error": t.relative_error, **msgspec.to_builtins(t)} for t in fit.times]
     shown = {"profile": fit.profile, "overhead_s": fit.overhead_s, "seed": measurements.seed, "times": times}
     if write_json(json_file, shown):
-        show_tables(Console(), _table(fit))
+        print_tables(Console(), _table(fit))
     for warning in [*measurements.notes, *fit.warnings()]:
         click.echo(f"preble: {warning}", err=True)
 

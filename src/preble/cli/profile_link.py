@@ -17,7 +17,7 @@ from preble.cli.running import run_cancellable
 from preble.core.costs.model import CostModel, CostProfile
 from preble.engines import connect
 from preble.lab.profiling.link import LinkMeasurements, LinkMeasuring, with_link
-from preble.lab.report import Table, show_tables
+from preble.lab.report import Table, print_tables
 from preble.lab.report.progress import progress
 from preble.profiles import load_profile, profile_json
 
@@ -41,7 +41,7 @@ def measure_link(
     if raw is not None:
         write_result(raw, msgspec.json.format(msgspec.json.encode(measured)))
     if write_json(json_file, {"profile": linked, "copies": measured.copies, "seed": measured.seed}):
-        show_tables(Console(), _table(linked, measured))
+        print_tables(Console(), _table(linked, measured))
 
 
 async def _measured(

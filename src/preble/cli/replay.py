@@ -74,11 +74,11 @@ def _compare(log: Path, policies: tuple[str, ...], import_policy: bool, json_fil
     from rich.console import Console
 
     from preble.lab.replay.what_if import outcomes
-    from preble.lab.report import show_tables
+    from preble.lab.report import print_tables
 
     found = list(outcomes(log, policies, import_policy=import_policy))
     if write_json(json_file, {"note": ON_EQUAL_TERMS, "outcomes": found}):
-        show_tables(Console(), _table(found))
+        print_tables(Console(), _table(found))
         click.echo(ON_EQUAL_TERMS)
 
 

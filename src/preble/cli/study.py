@@ -53,7 +53,7 @@ def command(
     """
     from rich.console import Console
 
-    from preble.lab.report import show_tables
+    from preble.lab.report import print_tables
     from preble.lab.workloads.study import StudyReport, study_page, summary_tables
 
     if json_file == html_file == STDOUT:
@@ -68,7 +68,7 @@ def command(
     write_json(json_file, report)
     if STDOUT not in (json_file, html_file):
         for table in summary_tables(studies):
-            show_tables(Console(), table)
+            print_tables(Console(), table)
             click.echo()
 
 

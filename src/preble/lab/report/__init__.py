@@ -11,5 +11,5 @@ from preble.lab.report.page import Section as Section
 from preble.lab.report.page import Table as Table
 from preble.lab.report.page import Text as Text
 from preble.lab.report.page import html_page as html_page
-from preble.lab.report.terminal import show_tables as show_tables
+from preble.lab.report.terminal import print_tables as print_tables
 from preble.lab.report.terminal import terminal_tables as terminal_tables

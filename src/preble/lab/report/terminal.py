@@ -18,7 +18,7 @@ BORDER = 3
 """Terminal cells that a column takes besides its text."""
 
 
-def show_tables(console: Console, *tables: Table) -> None:
+def print_tables(console: Console, *tables: Table) -> None:
     """Print tables, each as wide as the console at most."""
     for table in tables:
         console.print(*terminal_tables(table, console.width), sep="\n")
