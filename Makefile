@@ -22,8 +22,9 @@ DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 NATIVE := .native
 NATIVE_READY := $(NATIVE)/.installed
-NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/core/,cluster/test_rebalance.py placing/test_known_defects.py \
-	placing/test_scheduler_interface.py policies/test_e2.py policies/test_preble_policy.py prefixes/test_index_memory.py replica) \
+NATIVE_TESTS := tests/native tests/golden $(addprefix tests/unit/core/,cluster/test_rebalance.py placing/test_copies.py \
+	placing/test_known_defects.py placing/test_scheduler_interface.py placing/test_splits.py \
+	policies/test_e2.py policies/test_preble_policy.py prefixes/test_index_memory.py replica) \
 	$(addprefix tests/property/test_,global_scheduler.py radix_tree.py local_scheduler.py local_fairness.py kv_packed.py) \
 	tests/engines/test_kv_translation.py tests/engines/test_zmtp.py
 CONSTRAINTS := requirements/constraints.txt
