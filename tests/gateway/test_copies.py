@@ -159,7 +159,8 @@ async def test_a_prefix_is_copied_to_a_replica_with_less_to_do(profile: Path) ->
         target, answer, decision = await two.ask_while_busy(source)
         assert target == two.other(source).url
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == WHOLE
-        assert two.server(target).engine.copied_tokens == WHOLE
+        engine = two.server(target).engine
+        assert engine.copied_tokens == engine.reused_copied_tokens == engine.reused_tokens == WHOLE
         assert decision.transfer is not None and (decision.transfer.source, decision.transfer.tokens) == (source, WHOLE)
         assert decision.transferred_s is not None and not decision.transfer_failed
         assert (two.num_copies("ok"), two.num_copies("failed")) == (1, 0)

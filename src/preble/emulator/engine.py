@@ -78,6 +78,7 @@ class _Live:
     index: int
     place: int
     pieces: Sequence[str]
+    copied_tokens: int
 
 
 class EmulatedEngine:
@@ -115,6 +116,10 @@ class EmulatedEngine:
         self._death: Exception | None = None
         self.copied_tokens = 0
         """Prompt tokens that other replicas have sent."""
+        self.reused_tokens = 0
+        """Prompt tokens of ended requests that were cached here, and not sent for them by others."""
+        self.reused_copied_tokens = 0
+        """Prompt tokens of ended requests that others had sent for them: not all that is sent is used."""
         self._loading_s = 0.0
         """What the next iteration takes longer, because KV is loaded for it."""
         self._live: dict[RequestId, _Live] = {}
@@ -184,13 +189,14 @@ class EmulatedEngine:
         """
         request_id = RequestId(str(next(self._ids)))
         request = Request(request_id, prompt.tokens, prompt.output_tokens, prompt.namespace)
-        self.copied_tokens += self.block_size * len(self.scheduler.load(request, prompt.copied))
+        copied_tokens = self.block_size * len(self.scheduler.load(request, prompt.copied))
+        self.copied_tokens += copied_tokens
         self._loading_s += sum(map(self._load_s, self.scheduler.load(request, self._tiers)))
         ids, pieces = prompt.output or (self._output_ids, self._output_pieces)
         place = 0 if prompt.output else (crc32(prompt.tokens) + prompt.seed) % len(ids)
         output = pack_tokens(islice(cycle(ids), place, place + prompt.output_tokens))
         self.scheduler.add(request, output, asyncio.get_running_loop().time())
-        self._live[request_id] = _Live(generation, index, place, pieces)
+        self._live[request_id] = _Live(generation, index, place, pieces, copied_tokens)
         return request_id
 
     async def reset_cache(self) -> bool:
@@ -237,8 +243,10 @@ class EmulatedEngine:
             text = live.pieces[live.place % len(live.pieces)]
             live.place += 1
             live.generation.feed(Piece(live.index, text, ended.get(request_id)))
-        for request_id in ended:
-            del self._live[request_id]
+        for request_id, finished in ended.items():
+            copied = min(self._live.pop(request_id).copied_tokens, finished.num_cached_tokens)
+            self.reused_copied_tokens += copied
+            self.reused_tokens += finished.num_cached_tokens - copied
 
     async def _publish(self) -> None:
         events = self.scheduler.take_events()

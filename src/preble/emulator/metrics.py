@@ -57,8 +57,8 @@ class MetricsPage(Collector):
             "source",
             {
                 "local_compute": lambda e: e.scheduler.stats.prefix_queries - e.scheduler.stats.prefix_hits,
-                "local_cache_hit": lambda e: e.scheduler.stats.prefix_hits - e.copied_tokens,
-                "external_kv_transfer": lambda e: e.copied_tokens,
+                "local_cache_hit": lambda e: e.reused_tokens,
+                "external_kv_transfer": lambda e: e.reused_copied_tokens,
             },
         )
         if self._engines[0].peers is not None:

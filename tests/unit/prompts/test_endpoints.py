@@ -331,6 +331,18 @@ def test_a_stream_without_its_last_event_broke_off(endpoint: Endpoint, events: l
     assert flaw is not None and "ended without" in str(flaw)
 
 
+def test_a_message_that_broke_off_has_the_tokens_that_came_and_not_the_none_of_its_start() -> None:
+    meter = metered(MESSAGES, b"".join(MESSAGE_OF_SGLANG[:-2]), 65536)
+    assert meter.tokens() == (len(MESSAGE_OF_SGLANG) - 2, 8)
+
+
+def test_cached_tokens_are_known_however_long_the_first_block_is_in_coming() -> None:
+    meter = MESSAGES.meter()
+    for one in (MESSAGE_OF_SGLANG[0], *[MESSAGE[1]] * 6, *MESSAGE_OF_SGLANG[1:]):
+        meter.feed(one)
+    assert meter.tokens() == (7, 8)
+
+
 @pytest.mark.parametrize(("endpoint", "events", "before"), [(MESSAGES, MESSAGE, 2), (RESPONSES, RESPONSE, 2)])
 def test_the_prefill_is_over_with_the_first_event_of_the_answer_itself(
     endpoint: Endpoint, events: list[bytes], before: int

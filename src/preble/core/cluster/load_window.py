@@ -253,11 +253,19 @@ class LoadWindow:
     def last_users(self, placed: Mapping[float, RequestId]) -> dict[Node, RequestId]:
         """Return, for each node that requests of `placed` use, the last of them. `placed`: by the time of placement.
 
-        O(requests in the window + requests in `placed` x depth): for the live page.
+        One that shares its time with others is left out: a clock may stand still for a turn of the event loop, so
+        nobody knows which it is. O(requests in the window + requests in `placed` x depth): for the live page.
         """
         users: dict[Node, RequestId] = {}
+        before = -inf
         for entry in self._placed():
-            if entry.replica is not None and (request_id := placed.get(entry.placed_at)) is not None:
+            shares_time = entry.placed_at == before or (
+                entry.later is not None and entry.later.placed_at == entry.placed_at
+            )
+            before = entry.placed_at
+            if shares_time or entry.replica is None:
+                continue
+            if (request_id := placed.get(entry.placed_at)) is not None:
                 for node in entry.leaf.ancestors():
                     users[node] = request_id
         return users

@@ -62,7 +62,7 @@ class Candidate:
     not compare L + M + P, what it compared, in its own unit, lower is better; None for the others. `own_wait_s`,
     `own_prefill_s`: for a policy whose costs are weighted delays, the seconds for which this request alone was expected
     to wait there, and then to be computed; None for the others. `ways`: by the way in which it could get the KV; None
-    where there is one alone.
+    where no replica can but by computing it.
     """
 
     replica_id: ReplicaId

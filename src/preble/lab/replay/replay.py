@@ -138,6 +138,8 @@ class Replay:
 
 def _difference(number: int, line: PlaceLine, placement: Placement | None, error: str | None) -> Difference | None:
     row = None if placement is None else placement_row(placement)
+    if row is not None and line.placement is not None and not line.placement.ways:
+        row = msgspec.structs.replace(row, ways=())  # a log from before candidates had ways, which decide nothing
     if (row, error) == (line.placement, line.error):
         return None
     return Difference(number, line.id, _told(line.placement, line.error), _told(row, error))

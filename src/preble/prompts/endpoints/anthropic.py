@@ -102,13 +102,19 @@ def usage_of_count(body: bytes) -> Usage | None:
     return None
 
 
+_DELTA = b"message_delta"
+
+
 def _usage_in_events(tail: bytes) -> Usage | None:
     """vLLM reports all counts at the end; SGLang those of the prompt only in `message_start`."""
     usages = usage_objects(tail, MessageUsage)
     if not usages:
         return None
     cached = [one.cache_read_input_tokens for one in usages if one.cache_read_input_tokens is not None]
-    return msgspec.structs.replace(usages[-1], cache_read_input_tokens=cached[-1] if cached else None).usage()
+    output_tokens = usages[-1].output_tokens if _DELTA in tail else None  # `message_start` says 0
+    return MessageUsage(
+        output_tokens, usages[-1].input_tokens, cached[-1] if cached else None, usages[-1].cache_creation_input_tokens
+    ).usage()
 
 
 MESSAGE_EVENTS = EventForm(

@@ -67,7 +67,7 @@ class StreamMeter:
         if not chunk:
             return
         self.events += chunk.count(b"\n\n") or chunk.count(b"\n\r\n")
-        if chunk[0] == _LINE_FEED:  # a blank line may come in two pieces
+        if chunk[0] == _LINE_FEED:  # a blank line of line feeds may come in two pieces
             before = self._tail()
             self.events += before.endswith(b"\n") and not before.endswith(b"\n\n")
         self._last.append(chunk)
@@ -75,9 +75,9 @@ class StreamMeter:
             self._look(self._tail())
 
     def _look(self, tail: bytes) -> None:
-        if not self.has_begun and (begin := self._form.begin) is not None and begin.search(tail):
-            self.has_begun = True
-            self._starts_with = self._form.usage(tail)
+        if not self.has_begun and (begin := self._form.begin) is not None:
+            self._starts_with = self._form.usage(tail) or self._starts_with
+            self.has_begun = begin.search(tail) is not None
         if self._form.ends_long and not self._has_ended:
             self._has_ended = self._form.end.search(tail) is not None
         self._looks = not self.has_begun or (self._form.ends_long and not self._has_ended)

@@ -245,8 +245,8 @@ class Telemetry:
         )
 
     def _used(self, placed: LocalPlaced, end: Ended) -> None:
-        """What the holder of a key has used. A placement that gave nothing because of its replica costs no tokens: the
-        request moves, and the next one counts them.
+        """What the holder of a key has used. A placement that gave nothing because of its replica costs no tokens:
+        the request moves, and the one that answers it counts them. A request that no replica answers counts none.
         """
         caller, model = placed.terms.caller, placed.model
         numbers, tenant = self.numbers, self._label(caller)

@@ -52,6 +52,16 @@ def test_a_prefix_names_the_last_known_request_that_uses_it_though_it_has_ended(
     assert named == {(0, 100): "2", (100, 150): "1", (100, 180): "2"}
 
 
+def test_requests_of_one_moment_name_no_prefix(scheduler: GlobalScheduler) -> None:
+    for number, task in enumerate((SEARCH, SEARCH, CODE, CODE)):
+        place(scheduler, number, task, now=float(number // 2))
+    known = {0.0: RequestId("0"), 1.0: RequestId("1")}
+    assert {hot.request_id for hot in scheduler.hottest(10, known)} == {""}
+    place(scheduler, 4, SEARCH, now=2.0)
+    named = {hot.uses: hot.request_id for hot in scheduler.hottest(10, known | {2.0: RequestId("4")})}
+    assert named == {3: "4", 2: ""}
+
+
 def test_prompts_of_different_namespaces_have_different_names(scheduler: GlobalScheduler) -> None:
     for number in range(2):
         for namespace in ("", "tenant"):
