@@ -1,6 +1,6 @@
 """What a fleet gains: the requests/s it serves within a latency limit, and its time to first token.
 
-    python benchmarks/repro/gains.py           # simulate, then fill in and draw (an hour on one busy core)
+    python benchmarks/repro/gains.py           # simulate (13 min of CPU, core compiled), then fill in and draw
     python benchmarks/repro/gains.py --draw    # fill in the pages and draw from the kept results
 
 `preble`, round robin and least load on the paper's workloads in steady state, on four A6000 with Mistral-7B. First each
