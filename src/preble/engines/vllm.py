@@ -32,7 +32,7 @@ _P2P_HOST, _P2P_PORT = "localhost", 5710
 _INFO_S = 5.0
 """For an answer that vLLM's first time takes seconds: it runs programs to look at its machine, and keeps the answer."""
 _MOST_LATE = 6
-"""After so many late answers in a row we let vLLM join without that answer, so without copies."""
+"""A vLLM that has not answered in time this often joins without copies: only that answer would allow them."""
 FIRST_TO_IGNORE_PRIORITY = (0, 32)
 """The first version that was tried; earlier ones may do so, too."""
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _NUM_PREFIXES = 24
 _NUM_NAMING = 2_000
-"""The last requests, of which one names a prefix: they take a few milliseconds to look through."""
+"""A prefix is named by one of this many last requests. More would find more names, and take longer than the few
+milliseconds in which this process can do nothing else."""
 _NUM_DECISIONS = 12
 _NUM_CANDIDATES = 6
 _NO_FAILURE = frozenset({"ok", "aborted", "rejected", "refused"})
@@ -96,7 +97,7 @@ class Picture(Struct, frozen=True):
 
 
 def take_picture(serving: Serving, at: float, up_s: float) -> Picture:
-    """Return the picture of this moment. O(replicas + prompts indexed)."""
+    """Return the picture of this moment. O(replicas + prompts indexed + requests in the window)."""
     numbers, state = serving.telemetry.numbers, serving.scheduler.snapshot()
     hot = serving.scheduler.hottest(_NUM_PREFIXES, serving.recent.placed(_NUM_NAMING))
     kinds = ("preble_prompt_tokens_total", "preble_matched_tokens_total")

@@ -427,7 +427,8 @@ class GlobalScheduler:
     def hottest(self, at_most: int, placed: Mapping[float, RequestId] | None = None) -> list[HotPrefix]:
         """Return the prefixes that most requests of the window use, each after its parent.
 
-        `placed`: requests to name them by, by the time of their placement. O(prompts indexed + `placed` x depth).
+        `placed`: requests to name them by, by the time of their placement.
+        O(prompts indexed + requests in the window + `placed` x depth).
         """
         return hot_prefixes(self._cluster, at_most, placed or {})
 

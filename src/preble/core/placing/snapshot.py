@@ -145,7 +145,7 @@ def _enough_index_bytes(replicas: ReplicaTable) -> int:
 
 
 def hot_prefixes(cluster: ClusterState, at_most: int, placed: Mapping[float, RequestId]) -> list[HotPrefix]:
-    """Return the prefixes that most requests of the window use, each after its parent. O(prompts indexed)."""
+    """Return the hot prefixes as `GlobalScheduler.hottest` does."""
     found: list[HotPrefix] = []
     last_users = cluster.window.last_users(placed)
     for shared in hottest(cluster.index.tree, at_most):
