@@ -31,9 +31,10 @@ def test_what_no_event_begins_with_is_no_stream(first: bytes) -> None:
     assert not looks_like_events(first)
 
 
-@pytest.mark.parametrize("size", [1000, 61, 34, 20])
-def test_events_are_counted_without_the_final_done(size: int) -> None:
-    assert metered(STREAM + DONE, size).tokens()[0] == 6
+@pytest.mark.parametrize("size", [1000, 61, 34, 20, 8, 7, 6, 5])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_events_are_counted_without_the_final_done(line_end: bytes, size: int) -> None:
+    assert metered((STREAM + DONE).replace(b"\n", line_end), size).tokens()[0] == 6
 
 
 def test_a_stream_that_was_cut_off_counts_what_came() -> None:

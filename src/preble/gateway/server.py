@@ -30,7 +30,7 @@ from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
 from preble.profiles import load_profile
-from preble.serving import Serving
+from preble.serving import Serving, check_settings
 from preble.web.server.listening import is_open_to_network, listen, url_of
 from preble.web.server.memory import freeze_gc, return_large_memory
 from preble.web.server.open_files import open_files_limit, raise_open_files_limit
@@ -62,10 +62,11 @@ def run(
 
 
 def check(config: GatewayConfig) -> None:
-    """Read the keys and the profile, as a start does. Raises: ConfigError: one of them is unusable."""
+    """Read the keys, the profile and the settings, as a start does. Raises: ConfigError: one of them is unusable."""
     KeyRing(config.auth, config.queue.classes)
     if config.profile is not None:
         load_profile(config.profile)
+    check_settings(config)
 
 
 def prepared_process() -> asyncio.Runner:

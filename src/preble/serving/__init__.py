@@ -27,6 +27,7 @@ from preble.serving.requests import SESSION as SESSION
 from preble.serving.requests import Admission as Admission
 from preble.serving.requests import ParsedRequest as ParsedRequest
 from preble.serving.serving import Serving as Serving
+from preble.serving.serving import check_settings as check_settings
 from preble.serving.telemetry.metrics import METRICS_CONTENT_TYPE as METRICS_CONTENT_TYPE
 from preble.serving.telemetry.tracing import ReplicaSpan as ReplicaSpan
 from preble.serving.telemetry.tracing import Trace as Trace

@@ -22,6 +22,7 @@ from preble.prompts.tokens import TokenSource, make_token_source
 from preble.rules.ejection import Standing
 from preble.rules.key_limits import KeyLimits
 from preble.serving.group import Group, NatsBus, NewBus, Shares, has_secret, packet_keys
+from preble.serving.group.nats import check_settings as check_peers
 from preble.serving.intake import Intake
 from preble.serving.link.host import Answering, SchedulerSocket
 from preble.serving.parity.report import ParityReport
@@ -296,6 +297,18 @@ class Serving(Intake):
     async def check_parity(self) -> list[ParityReport]:
         """Check now whether every live replica tokenizes and caches as predicted."""
         return await self._parity.check_all()
+
+
+def check_settings(config: GatewayConfig) -> None:
+    """Make the groups' sources, the tracing and the peers' client, as `Serving.start` does, and connect to nothing.
+
+    Raises: ConfigError: a setting is unusable, or the library that it needs is not installed.
+    """
+    _sources(config)
+    if (tracing := make_tracing(config.tracing)) is not None:
+        tracing.close()
+    if config.peers.servers:
+        check_peers(config.peers)
 
 
 def _sources(config: GatewayConfig) -> list[Source]:

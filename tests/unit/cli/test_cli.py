@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,8 +22,10 @@ from preble.cli import COMMANDS, cli
 from preble.cli.failure import as_click_exception
 from preble.cli.options import WORKLOAD_HELP
 from preble.cli.output import write_result
+from preble.config import GatewayConfig, GroupConfig, PeersConfig, TracingConfig
 from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, TraceFormatError
 from preble.lab.workloads import workload_names
+from preble.serving import check_settings
 from support.waiting import PATIENCE_S
 
 NOWHERE = "http://127.0.0.1:1"
@@ -348,6 +351,25 @@ def test_a_configuration_can_be_checked_without_serving(tmp_path: Path) -> None:
         ('policy = "mine:Policy"', "mine:Policy"),
         ('profile = "none"', "no profile is called 'none'"),
         (f'[auth]\nkeys_file = "{keys}"', str(keys)),
+        ('[peers]\nservers = ["http://bus"]', "not a NATS URL"),
     ]:
         status, said = check(text)
         assert status == 2 and says in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "module", "extra"),
+    [
+        ({"groups": (GroupConfig(dns="engines", port=8000),)}, "preble.discovery.dns", "dns"),
+        ({"groups": (GroupConfig(pool="engines"),)}, "preble.discovery.kubernetes", "k8s"),
+        ({"tracing": TracingConfig(endpoint="http://collector:4318/v1/traces")}, "opentelemetry.sdk.trace", "otel"),
+        ({"peers": PeersConfig(servers=("nats://bus:4222",))}, "nats.aio.client", "ha"),
+    ],
+)
+def test_a_check_misses_the_library_that_a_setting_needs(
+    setting: dict[str, Any], module: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_settings(GatewayConfig(replicas=(NOWHERE,), **setting))
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ConfigError, match=rf"preble\[{extra}\]"):
+        check_settings(GatewayConfig(replicas=(NOWHERE,), **setting))

@@ -17,7 +17,7 @@ from preble.prompts.endpoints.answers import Usage, usage_of_event
 _LAST = 4
 """A stream's last pieces, which are searched for its end and usage: an event may come in two of them."""
 
-_LINE_FEED = ord("\n")
+_LINE_FEED, _RETURN = ord("\n"), ord("\r")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,11 @@ class StreamMeter:
         if not chunk:
             return
         self.events += chunk.count(b"\n\n") or chunk.count(b"\n\r\n")
-        if chunk[0] == _LINE_FEED:  # a blank line of line feeds may come in two pieces
+        if chunk[0] == _LINE_FEED:  # a blank line may come in two pieces
             before = self._tail()
-            self.events += before.endswith(b"\n") and not before.endswith(b"\n\n")
+            self.events += before.endswith((b"\n", b"\n\r")) and not before.endswith(b"\n\n")
+        elif chunk[0] == _RETURN:
+            self.events += chunk.startswith(b"\r\n") and self._tail().endswith(b"\n")
         self._last.append(chunk)
         if self._looks:
             self._look(self._tail())

@@ -116,6 +116,13 @@ class NatsBus:
             self._on_change(self._was_connected)
 
 
+def check_settings(config: PeersConfig) -> None:
+    """Connect to nothing. Raises: ConfigError: a setting is unusable, or the library is not installed."""
+    _cluster(config)
+    _options(config)
+    _new_client()
+
+
 def _new_client() -> Client:
     """Raises: ConfigError: the library is not installed."""
     try:
