@@ -30,6 +30,14 @@ from preble.logs import configure_logging
 @option("--host-tokens", "KV that it keeps on its host, too.", click.IntRange(min=0), default=0)
 @option("--store", "Where it shares KV with other emulated replicas.  [default: nowhere]", metavar="FOLDER")
 @option("--p2p", "Copy KV from other emulated replicas, as vLLM's p2p tier does.", is_flag=True)
+@option(
+    "--role",
+    "Only prefill for others, or only decode, as SGLang with --disaggregation-mode.  [default: both]",
+    click.Choice(("prefill", "decode")),
+)
+@option("--bootstrap-port", "Where those that decode find one that prefills.", PORT, default=0)
+@option("--decode-caches", "One that decodes keeps a prefix cache.", is_flag=True)
+@option("--failures", "Share of the transfers to one that decodes that fail.", click.FloatRange(0, 1), default=0.0)
 @option("--block-size", "Tokens of a KV block.", POSITIVE, default=16)
 @option("--metrics-block-size", "Block size that its metrics report.  [default: its own]", POSITIVE)
 @option("--replay-batches", "Batches of KV events kept for replay.", POSITIVE, default=10_000)

@@ -10,6 +10,7 @@ import structlog
 
 import preble
 from preble.emulator.config import EmulatorConfig
+from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
 from preble.emulator.events import KvEventPublisher, event_source
 from preble.emulator.generating import Generating, Models
@@ -17,6 +18,8 @@ from preble.emulator.metrics import MetricsPage
 from preble.emulator.peers import BLOCKS_PATH
 from preble.emulator.placeholders import EmulatedMedia
 from preble.emulator.protocol import AdapterBody, DetokenizeBody, TokenizeBody, decode_body
+from preble.emulator.roles import OWNER, RolePages
+from preble.emulator.rooms import DEFAULT_BOOTSTRAP_PORT, Prefill
 from preble.emulator.tokenizer import EmulatedTokenizer
 from preble.emulator.web import EmulatorRequest
 from preble.errors import RequestError, UnknownModel
@@ -41,18 +44,20 @@ class EmulatorApp:
         tokenizer: EmulatedTokenizer,
         media: EmulatedMedia,
         publishers: Sequence[KvEventPublisher],
+        role: Prefill | Decode | None = None,
+        bootstrap_port: int = DEFAULT_BOOTSTRAP_PORT,
     ) -> None:
-        """`engines`: one for each data-parallel rank. `publishers`: as many, or none."""
+        """`engines`: one for each data-parallel rank. `publishers`: as many, or none. `role`: its side of a pair."""
         self._engines = engines
         self._tokenizer = tokenizer
         self._publishers = publishers
         self._models_served = Models(config.model or profile)
         self._topic = config.events_topic
         base = self._models_served.base
-        self._metrics = MetricsPage(engines, base, config.metrics_block_size or config.block_size)
+        self._metrics = MetricsPage(engines, base, config.metrics_block_size or config.block_size, role)
         self._profile = profile
         self._generating = generating = Generating(
-            config, f"preble-emulator/{profile}", engines, tokenizer, media, self._models_served
+            config, f"preble-emulator/{profile}", engines, tokenizer, media, self._models_served, role
         )
         self._routes: Mapping[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): generating.completions,
@@ -76,6 +81,10 @@ class EmulatorApp:
             ("GET", "/server_info"): self._server_info,
             ("GET", BLOCKS_PATH): self._kv_blocks,
         }
+        self._owner = "preble-emulator"
+        if role is not None:
+            self._owner = OWNER
+            self._routes = {**self._routes, **RolePages(config, role, engines, publishers, bootstrap_port).routes}
 
     def accept(self, connection: ClientConnection, head: RequestHead) -> EmulatorRequest:
         """Return what answers a request."""
@@ -122,7 +131,7 @@ class EmulatorApp:
             "id": served.base,
             "object": "model",
             "created": int(time.time()),
-            "owned_by": "preble-emulator",
+            "owned_by": self._owner,
             "root": served.base,
             "parent": None,
             "max_model_len": self._engines[0].max_model_len,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -22,6 +23,10 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `data_parallel_size`: ranks, each with a cache, events (at the port plus its number) and a queue of its own.
     `host_tokens`: of KV that its host's memory keeps too. `store`: folder in which it shares KV with other replicas,
     None for none. Loading takes the profile's time. `p2p`: it copies KV from others that do, as vLLM's p2p tier does.
+    `role`: it only prefills for others or only decodes what they prefilled, as SGLang with `--disaggregation-mode`, and
+    answers as SGLang does; None for both. The profile's link sends KV. `bootstrap_port`: where those that decode find
+    one that prefills, 0 lets the system choose. `decode_caches`: one that decodes keeps a prefix cache. `failures`: the
+    share of transfers to it that fail.
     `replay_batches`: of KV events that can be asked for again.
     `drops_last_block`: computes the last block that it finds cached, as with speculative decoding. `said_events_port`:
     where it says that its KV events are, None for the truth.
@@ -48,6 +53,10 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host_tokens: int = 0
     store: str | None = None
     p2p: bool = False
+    role: Literal["prefill", "decode"] | None = None
+    bootstrap_port: int = 0
+    decode_caches: bool = False
+    failures: float = 0.0
     replay_batches: int = 10_000
     drops_last_block: bool = False
     said_events_port: int | None = None
@@ -67,11 +76,12 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "replay_batches",
         ):
             _require(getattr(self, name) >= 1, f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("port", "events_port", "replay_port", "said_events_port"):
+        for name in ("port", "bootstrap_port", "events_port", "replay_port", "said_events_port"):
             port = getattr(self, name)
             _require(port is None or 0 <= port <= 65535, f"{name} must be from 0 to 65535, got {port}")
         _require(self.host_tokens >= 0, f"host_tokens must be at least 0, got {self.host_tokens}")
         _require(self.store is None or Path(self.store).is_dir(), f"there is no folder {self.store!r} for the store")
+        _require(0 <= self.failures <= 1, f"failures must be from 0 to 1, got {self.failures}")
         _require(self.speed > 0, f"speed must be more than 0, got {self.speed}")
         _require(
             self.kv_tokens is None or self.kv_tokens >= 2 * self.block_size,

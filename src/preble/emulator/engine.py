@@ -28,7 +28,7 @@ class Prompt:
     """One sequence to generate. `seed` shifts the text, so that several answers to one prompt differ.
 
     `copied`: blocks that another replica has sent for it. `output`: what it says instead, as token ids and the text of
-    each; at least `output_tokens` of them.
+    each; at least `output_tokens` of them. `said_cached`: what it says of cached tokens, None for the truth.
     """
 
     tokens: PackedTokens
@@ -37,6 +37,7 @@ class Prompt:
     namespace: str = ""
     output: tuple[Sequence[int], Sequence[str]] | None = None
     copied: frozenset[int] = frozenset()
+    said_cached: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class _Live:
     place: int
     pieces: Sequence[str]
     copied_tokens: int
+    said_cached: int | None
 
 
 class EmulatedEngine:
@@ -171,9 +173,18 @@ class EmulatedEngine:
                 await asyncio.sleep(takes_s / self._speed)
                 yield [replace(prompt, copied=blocks) for prompt in prompts]
         except SharedId as death:
-            self._death = death
-            self._wake.set()
-            raise RequestError("the engine has died") from death
+            raise self.die(death) from death
+
+    def die(self, death: Exception) -> RequestError:
+        """End the engine, as a bug of a real one does. Returns what its request is told."""
+        self._death = death
+        self._wake.set()
+        return RequestError("the engine has died")
+
+    def num_blocks_of(self, prompt: Prompt) -> int:
+        """Return how many blocks a prompt and its answer take. Raises: PromptTooLong."""
+        self._require_fit(prompt)
+        return -(-(len(prompt.tokens) // TOKEN_BYTES + prompt.output_tokens) // self.block_size)
 
     def _require_fit(self, prompt: Prompt) -> None:
         num_prompt = len(prompt.tokens) // TOKEN_BYTES
@@ -196,7 +207,7 @@ class EmulatedEngine:
         place = 0 if prompt.output else (crc32(prompt.tokens) + prompt.seed) % len(ids)
         output = pack_tokens(islice(cycle(ids), place, place + prompt.output_tokens))
         self.scheduler.add(request, output, asyncio.get_running_loop().time())
-        self._live[request_id] = _Live(generation, index, place, pieces, copied_tokens)
+        self._live[request_id] = _Live(generation, index, place, pieces, copied_tokens, prompt.said_cached)
         return request_id
 
     async def reset_cache(self) -> bool:
@@ -242,7 +253,10 @@ class EmulatedEngine:
             live = self._live[request_id]
             text = live.pieces[live.place % len(live.pieces)]
             live.place += 1
-            live.generation.feed(Piece(live.index, text, ended.get(request_id)))
+            finished = ended.get(request_id)
+            if finished is not None and live.said_cached is not None:
+                finished = replace(finished, num_cached_tokens=live.said_cached)
+            live.generation.feed(Piece(live.index, text, finished))
         for request_id, finished in ended.items():
             copied = min(self._live.pop(request_id).copied_tokens, finished.num_cached_tokens)
             self.reused_copied_tokens += copied

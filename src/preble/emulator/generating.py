@@ -7,7 +7,8 @@ import itertools
 import struct
 import time
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import shake_128
 from typing import Any
@@ -16,14 +17,16 @@ from uuid import uuid4
 import msgspec
 
 from preble.core.types import PackedTokens, pack_tokens, unpack_tokens
-from preble.emulator.answers import Answer, Chat, Completion
+from preble.emulator.answers import DONE, Answer, Chat, Completion
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.content import Content, content_of
-from preble.emulator.engine import EmulatedEngine, Prompt
+from preble.emulator.decoding import Decode
+from preble.emulator.engine import EmulatedEngine, Generation, Prompt
 from preble.emulator.events import own_namespace
 from preble.emulator.other_answers import Generated, GeneratedTokens, MessageAnswer, Response
 from preble.emulator.placeholders import STAND_IN, EmulatedMedia
 from preble.emulator.protocol import (
+    PAIR_FIELDS,
     EmbeddingBody,
     EmulatedChat,
     EmulatedCompletion,
@@ -32,7 +35,9 @@ from preble.emulator.protocol import (
     as_rendered,
     decode_body,
     decode_object,
+    server_sent,
 )
+from preble.emulator.rooms import PairFailed, Prefill
 from preble.emulator.tokenizer import EmulatedTokenizer
 from preble.emulator.web import EmulatorRequest
 from preble.engines.media_marks import with_stand_ins
@@ -70,7 +75,9 @@ class Generating:
         tokenizer: EmulatedTokenizer,
         media: EmulatedMedia,
         models: Models,
+        role: Prefill | Decode | None = None,
     ) -> None:
+        self._role = role
         self._engines = engines
         self._turns = itertools.cycle(engines)
         self._tokenizer = tokenizer
@@ -96,6 +103,7 @@ class Generating:
         if not isinstance(given.get("max_tokens"), int):
             raise RequestError("max_tokens is missing", param="max_tokens")
         chat = chat_of_message(given) | {"max_tokens": given["max_tokens"], "stream": given.get("stream")}
+        chat |= _pair_fields(given)
         await self._say(decode_body(msgspec.json.encode(chat), EmulatedChat), MessageAnswer, "msg_", exchange)
 
     async def count_tokens(self, exchange: EmulatorRequest) -> None:
@@ -110,6 +118,7 @@ class Generating:
             earlier, answer = self._earlier(previous)
             chat["messages"] = [*earlier, *_said(answer), *chat["messages"]]
         chat |= {"max_tokens": given.get("max_output_tokens"), "stream": given.get("stream")}
+        chat |= _pair_fields(given)
         body = decode_body(msgspec.json.encode(chat), EmulatedChat)
         answer = await self._say(body, Response, "resp_", exchange, add_special_tokens=True)
         if given.get("store", True) and answer is not None:
@@ -235,27 +244,42 @@ class Generating:
             logprobs=body.num_logprobs,
             include_usage=body.includes_usage,
         )
-        engine = self._chosen(exchange)
-        async with engine.copying(body.kv_source, prompts) as given:
-            return await self._answer(engine, given, body, answer, exchange)
-
-    @staticmethod
-    async def _answer(
-        engine: EmulatedEngine,
-        prompts: Sequence[Prompt],
-        body: EmulatedCompletion | EmulatedChat,
-        answer: Answer,
-        exchange: EmulatorRequest,
-    ) -> Any:
-        with engine.generate(prompts) as generation:
-            if body.stream:
-                with exchange.unless_gone():
-                    await exchange.stream(answer.events(generation))
-                return answer.streamed[-1] if answer.streamed else None
+        try:
             with exchange.unless_gone():
-                whole = await answer.whole(generation)
+                async with self._generation(self._chosen(exchange), prompts, body) as generation:
+                    if body.stream:
+                        await exchange.stream(answer.events(generation))
+                        return answer.streamed[-1] if answer.streamed else None
+                    whole = await answer.whole(generation)
+        except PairFailed as failure:
+            await self._fail(failure, exchange, is_streamed=bool(body.stream))
+            return None
         await exchange.json(whole)
         return whole
+
+    @asynccontextmanager
+    async def _generation(
+        self, engine: EmulatedEngine, prompts: Sequence[Prompt], body: EmulatedCompletion | EmulatedChat
+    ) -> AsyncIterator[Generation]:
+        if self._role is not None:
+            async with self._role.generating(self._engines, engine, body, prompts) as generation:
+                yield generation
+            return
+        async with engine.copying(body.kv_source, prompts) as given:
+            with engine.generate(given) as generation:
+                yield generation
+
+    @staticmethod
+    async def _fail(failure: PairFailed, exchange: EmulatorRequest, *, is_streamed: bool) -> None:
+        """Send SGLang's error; a stream has begun before anything is known of it."""
+        if not is_streamed:
+            await exchange.json(failure.fields, failure.status)
+            return
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            yield server_sent(failure.event) + DONE
+
+        await exchange.stream(events())
 
     def _chosen(self, exchange: EmulatorRequest) -> EmulatedEngine:
         """Return the rank that the request names, else the next in turn. Raises: RequestError: it is out of range."""
@@ -276,6 +300,10 @@ class Generating:
         if len(text) < LONG_TEXT:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(self._tokenizer.encode, text, add_special_tokens=add_special_tokens)
+
+
+def _pair_fields(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in PAIR_FIELDS if name in given}
 
 
 class _NotStored(RequestError):

@@ -9,7 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
+from preble.emulator.rooms import Prefill
 
 _LABELS = ("model_name", "engine")
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
@@ -18,8 +20,11 @@ Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 class MetricsPage(Collector):
     """The counters and gauges of each rank, labelled as vLLM labels them, and the text that Prometheus scrapes."""
 
-    def __init__(self, engines: Sequence[EmulatedEngine], model: str, block_size: int) -> None:
-        """`engines`: one for each rank. `block_size`: what to say of it."""
+    def __init__(
+        self, engines: Sequence[EmulatedEngine], model: str, block_size: int, role: Prefill | Decode | None = None
+    ) -> None:
+        """`engines`: one for each rank. `block_size`: what to say of it. `role`: its side of a pair."""
+        self._role = role
         self._engines = engines
         self._model = model
         self._block_size = str(block_size)
@@ -64,6 +69,22 @@ class MetricsPage(Collector):
         if self._engines[0].peers is not None:
             yield self._by_label("kv_offload_tiering_read_bytes", "tier", {"1:p2p": lambda e: e.copied_bytes})
             yield self._by_label("prompt_tokens_cached_by_source", "source", {"p2p": lambda e: e.copied_tokens})
+
+        if self._role is not None:
+            yield from self._of_pairs(self._role)
+
+    def _of_pairs(self, role: Prefill | Decode) -> Iterator[Metric]:
+        """Yield what SGLang counts of pairs, under its names."""
+        waits, fails = (
+            ("prefill_bootstrap", "bootstrap") if isinstance(role, Prefill) else ("decode_transfer", "transfer")
+        )
+        labels, values = ("model_name",), (self._model,)
+        waiting = GaugeMetricFamily(f"sglang:num_{waits}_queue_reqs", "Wait for the other leg.", labels=labels)
+        waiting.add_metric(values, role.num_waiting)
+        failed = CounterMetricFamily(f"sglang:num_{fails}_failed_reqs", "Failed with the other leg.", labels=labels)
+        failed.add_metric(values, role.num_failed)
+        yield waiting
+        yield failed
 
     def _of_each(self, family: Family, value: Callable[[EmulatedEngine], float]) -> Family:
         for rank, engine in enumerate(self._engines):

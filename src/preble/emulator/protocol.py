@@ -34,11 +34,26 @@ class _Checked(msgspec.Struct):
         """Raises: RequestError: it asks for what is not emulated, or contradicts itself."""
 
 
-class _GenerationBody(_Checked, kw_only=True):
+class PairedBody(_Checked, kw_only=True):
+    """Fields that name where a prefilling and a decoding replica meet, each one value or one for each prompt."""
+
+    n: Choices | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int] | None = None
+    bootstrap_room: int | list[int] | None = None
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+
+PAIR_FIELDS = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+
+
+class _GenerationBody(PairedBody, kw_only=True):
     """Fields of both endpoints. What is not named here (temperature, stop, ...) is accepted and has no effect."""
 
     model: str | None = None
-    n: Choices | None = None
     max_tokens: Count | None = None
     stream: bool | None = None
     stream_options: bodies.StreamOptions | None = None
@@ -46,10 +61,6 @@ class _GenerationBody(_Checked, kw_only=True):
     kv_transfer_params: KvTransfer | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-
-    @property
-    def num_choices(self) -> int:
-        return self.n or 1
 
     @property
     def kv_source(self) -> KvSource | None:
@@ -127,7 +138,7 @@ class EmulatedSampling(msgspec.Struct):
     n: Choices | None = None
 
 
-class EmulatedGenerate(_Checked, kw_only=True):
+class EmulatedGenerate(PairedBody, kw_only=True):
     """Of SGLang's `/generate` and vLLM's `/inference/v1/generate`: `text`, `input_ids` or `token_ids`."""
 
     model: str | None = None
@@ -153,6 +164,9 @@ class EmulatedGenerate(_Checked, kw_only=True):
             stream=self.stream,
             stream_options=self.stream_options,
             cache_salt=self.cache_salt,
+            bootstrap_host=self.bootstrap_host,
+            bootstrap_port=self.bootstrap_port,
+            bootstrap_room=self.bootstrap_room,
         )
 
 

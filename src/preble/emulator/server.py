@@ -11,9 +11,11 @@ from typing import Self
 from preble.core.costs.model import CostModel
 from preble.emulator.app import EmulatorApp
 from preble.emulator.config import EmulatorConfig
+from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
 from preble.emulator.events import KvEventPublisher
 from preble.emulator.placeholders import EmulatedMedia
+from preble.emulator.rooms import DEFAULT_BOOTSTRAP_PORT, Prefill
 from preble.emulator.tokenizer import load_tokenizer
 from preble.errors import ConfigError
 from preble.profiles import load_profile
@@ -45,23 +47,52 @@ class EmulatorServer:
         return url_of(self.config.host, self.port)
 
     async def __aenter__(self) -> Self:
-        listener = listen(self.config.host, self.config.port)
+        listeners = [listen(self.config.host, self.config.port)]
         try:
+            if self.config.role == "prefill":
+                listeners.append(listen(self.config.host, self.config.bootstrap_port))
             self._bind_publishers()
         except BaseException:
-            listener.close()
+            for listener in listeners:
+                listener.close()
             self._close_publishers()
             raise
-        self.port: int = listener.getsockname()[1]
-        publishers: list[KvEventPublisher | None] = [*self.publishers] or [None] * self.config.data_parallel_size
-        self.engines = [EmulatedEngine(self.config, CostModel(self._profile), self._tokenizer, p) for p in publishers]
-        app = EmulatorApp(self.config, self._profile.name, self.engines, self._tokenizer, self._media, self.publishers)
+        self.port, *others = (listener.getsockname()[1] for listener in listeners)
+        cost_model = CostModel(self._profile)
+        silent: list[KvEventPublisher | None] = [None] * self.config.data_parallel_size
+        publishers = [*self.publishers] if self.publishers and self._caches else silent
+        self.engines = [EmulatedEngine(self.config, cost_model, self._tokenizer, p) for p in publishers]
+        self.bootstrap_port: int = others[0] if others else DEFAULT_BOOTSTRAP_PORT
+        app = EmulatorApp(
+            self.config,
+            self._profile.name,
+            self.engines,
+            self._tokenizer,
+            self._media,
+            self.publishers,
+            self._side(cost_model),
+            self.bootstrap_port,
+        )
         self._http = Server(app.accept, grace_s=GRACE_S)
         self._engine_tasks = [asyncio.create_task(engine.run(), name="emulated engine") for engine in self.engines]
-        self._http_task = asyncio.create_task(self._http.serve([listener]), name="emulator http")
+        self._http_task = asyncio.create_task(self._http.serve(listeners), name="emulator http")
         replays = [asyncio.create_task(p.serve_replay(), name="kv event replay") for p in self.publishers]
         self._tasks = [*self._engine_tasks, self._http_task, *replays]
         return self
+
+    @property
+    def _caches(self) -> bool:
+        """Whether prefixes of one request serve the next, and are announced."""
+        return self.config.role != "decode" or self.config.decode_caches
+
+    def _side(self, cost_model: CostModel) -> Prefill | Decode | None:
+        match self.config.role:
+            case "prefill":
+                return Prefill(cost_model, self.config.speed)
+            case "decode":
+                return Decode(self.config.speed, caches=self.config.decode_caches, failures=self.config.failures)
+            case _:
+                return None
 
     @property
     def engine(self) -> EmulatedEngine:
