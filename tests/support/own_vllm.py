@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from support.replicas import ROOT, SGLANG, VLLM, options_of_one, require_sglang,
 SUPPORT = ROOT / "tests" / "support"
 
 
-def own_vllm(folder: Path, *extra_args: str, path: Sequence[Path] = (), **changes: Any) -> LaunchOptions:
+def own_vllm(
+    folder: Path, *extra_args: str, path: Sequence[Path] = (), environ: Mapping[str, str] | None = None, **changes: Any
+) -> LaunchOptions:
     """Options of one vLLM replica with these folders on its PYTHONPATH, and its logs in `folder`."""
     require_vllm()
     program = folder / "vllm"
-    words = shlex.join(["env", "PYTHONPATH=" + os.pathsep.join(map(str, path)), str(VLLM)])
+    variables = {**(environ or {}), "PYTHONPATH": os.pathsep.join(map(str, path))}
+    words = shlex.join(["env", *(f"{name}={value}" for name, value in variables.items()), str(VLLM)])
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     more = {"device": "cpu", "dev_endpoints": True, "extra_args": extra_args, **changes}

@@ -14,7 +14,7 @@ import aiohttp
 
 from preble.engines.launch import Fleet
 from support.own_vllm import SUPPORT, own_vllm
-from support.servers import require_server
+from support.servers import nixl_packages
 
 HOST_BYTES = 64 * 1024 * 1024
 _SHARED_MEMORY = Path("/dev/shm")
@@ -35,7 +35,6 @@ class PromptTokens:
 def p2p_vllm(folder: Path, port: int, **changes: Any) -> Fleet:
     """A vLLM whose KV others may copy from this port. Its files are in `folder`, a new one."""
     folder.mkdir(parents=True)
-    [packages] = (require_server("nixl", "python").parents[1] / "lib").glob("python*/site-packages")
     extra = {
         "spec_name": "SharedFolderSpec",
         "spec_module_path": "host_memory",
@@ -50,7 +49,7 @@ def p2p_vllm(folder: Path, port: int, **changes: Any) -> Fleet:
         "kv_connector_extra_config": extra,
     }
     arguments = ("--kv-transfer-config", json.dumps(transfer))
-    return Fleet(own_vllm(folder, *arguments, path=[SUPPORT / "vllm_host_memory", packages], **changes))
+    return Fleet(own_vllm(folder, *arguments, path=[SUPPORT / "vllm_host_memory", nixl_packages()], **changes))
 
 
 @contextmanager

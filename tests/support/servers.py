@@ -21,6 +21,12 @@ def require_server(name: str, program: str) -> Path:
     return path
 
 
+def nixl_packages() -> Path:
+    """Return the folder of NIXL, for a vLLM's module path."""
+    [packages] = (require_server("nixl", "python").parents[1] / "lib").glob("python*/site-packages")
+    return packages
+
+
 def not_there(reason: str) -> None:
     """Skip the test; with CI=true, fail it."""
     if os.environ.get("CI") == "true":
