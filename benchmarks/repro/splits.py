@@ -38,7 +38,9 @@ SEEDS = (10, 11, 12, 13, 14, 15)
 LINK = 12.5
 """Rate of links in GB/s: 100 Gbit/s."""
 CHUNKS = (256, 512, 2048)
-LLAMA = "h100x2-llama-3-70b"
+LLAMA, MISTRAL = "h100x2-llama-3-70b", "a6000-mistral-7b"
+REPLICA = {LLAMA: "(2 x H100), 70B", MISTRAL: "A6000, 7B"}
+"""How the page names one replica of a profile."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Case:
     options: Mapping[str, object] = field(default_factory=dict)
     pools: tuple[int, ...] = (1, 2)
     link: float = LINK
+    profile: str = LLAMA
 
 
 CASES: Mapping[str, Case] = {
@@ -66,6 +69,12 @@ CASES: Mapping[str, Case] = {
     "programming": Case("programming", 1500, 15),
     "video": Case("video", 1500, 5, options={"num_prefixes": 116}, pools=()),
     "embodied agent": Case("agent", 4000, 120, pools=()),
+    "nothing shared, 512 out, 7B": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(), profile=MISTRAL),
+    "tool use, 7B": Case("toolbench", 3000, 45, pools=(), profile=MISTRAL),
+    "long documents, 7B": Case("longdoc", 1500, 2.5, options={"num_prefixes": 40}, pools=(), profile=MISTRAL),
+    "programming, 7B": Case("programming", 1500, 15, pools=(), profile=MISTRAL),
+    "video, 7B": Case("video", 1500, 5, options={"num_prefixes": 116}, pools=(), profile=MISTRAL),
+    "embodied agent, 7B": Case("agent", 4000, 120, pools=(), profile=MISTRAL),
 }
 
 
@@ -115,6 +124,7 @@ class Pools(Preble):
 
 
 def ways(case: Case) -> list[str]:
+    """Return the ways in which a case is run."""
     return [*(f"chunk {chunk}" for chunk in CHUNKS), "split", *(f"{size} prefill" for size in case.pools)]
 
 
@@ -133,7 +143,7 @@ def measure(name: str, way: str, seed: int) -> Measured:
         workload = replace(workload, requests=asked)
     chunk = int(way.removeprefix("chunk ")) if way.startswith("chunk") else max(CHUNKS)
     config = SimConfig(
-        profile=with_kv_size(load_profile(LLAMA)),
+        profile=with_kv_size(load_profile(case.profile)),
         replicas=case.replicas,
         seed=seed,
         max_batch_tokens=chunk,
@@ -202,7 +212,7 @@ def table(found: Mapping[tuple[str, str, int], Measured]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, case in CASES.items():
-        label = f"{name}, {case.rps:g}, {case.replicas} x (2 x H100), 70B"
+        label = f"{name.removesuffix(', 7B')}, {case.rps:g}, {case.replicas} x {REPLICA[case.profile]}"
         for way in ways(case):
             ones, others = pairs(found, name, way)
             if ones:
