@@ -336,14 +336,26 @@ async def test_a_vllm_that_may_refuse_a_priority_gets_none(version: str, order: 
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_sglang_of_a_fixed_role_does_not_join_and_says_why(role: str) -> None:
+async def test_sglang_says_its_fixed_role_and_where_its_bootstrap_server_is(role: str) -> None:
     answers = sglang()
-    answers["/server_info"]["disaggregation_mode"] = role
+    answers["/server_info"] |= {"disaggregation_mode": role, "disaggregation_bootstrap_port": 9100}
     async with client_of(answers, "sglang") as client:
-        with pytest.raises(EngineRefused, match=f"--disaggregation-mode {role}.*start it without"):
-            await client.probe()
+        assert (await client.probe()).spec.role == role
+        assert client.kv_peer == ("127.0.0.1:9100" if role == "prefill" else None)
         answers["/server_info"]["disaggregation_mode"] = "null"
-        await client.probe()
+        assert (await client.probe()).spec.role == "mixed"
+        assert client.kv_peer is None
+
+
+@pytest.mark.parametrize("caches", [False, True])
+async def test_sglang_that_decodes_reports_what_it_caches_only_if_it_keeps_prefixes(caches: bool) -> None:
+    answers = sglang(publisher="zmq", endpoint_port_base=5557)
+    answers["/server_info"] |= {
+        "disaggregation_mode": "decode",
+        "disaggregation_decode_enable_radix_cache": caches,
+    }
+    async with client_of(answers, "sglang") as client:
+        assert (await client.probe()).spec.reports_events == caches
 
 
 async def test_sglang_that_says_where_it_pushes_its_load_has_one() -> None:

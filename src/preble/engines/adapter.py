@@ -99,11 +99,15 @@ class Engine(ABC):
     adapters: tuple[str, ...] = ()
     """Model adapters that the server is known to have loaded. Set by whoever keeps the live replicas."""
     kv_peer: str | None = None
-    """`HOST:PORT` from which others copy its KV, where a probe has found that it offers that."""
+    """`HOST:PORT` from which others get its KV, where a probe has found that it offers that."""
     given_kv_peer: str | None = None
     """The same where the operator says it."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
+    num_ranks = 1
+    """How many data-parallel ranks the server has; a rank of it knows, too."""
+    failed_leg: ReplicaId | None = None
+    """Of two that answer a request together: the other one, if that has failed."""
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         """`http`: opens no connection until it is used. `kv_events`: where the operator says that KV events are."""
@@ -168,6 +172,12 @@ class Engine(ABC):
     def of_rank(self, rank: int) -> Engine:
         """Return the client of one of several replicas behind this address, where another process has probed it."""
         raise self.http.error(EngineRefused, f"has no rank {rank}")
+
+    def paired(self, prefill: Engine) -> Engine | None:
+        """Return what answers one request together: this replica decodes, and `prefill`, one of the same program,
+        computes the prompt. None where the program cannot. Raises: EngineRefused: `prefill` is not for that.
+        """
+        return None
 
     async def models(self) -> ModelNames | None:
         """Return what it serves now; asked with each health check. None where that cannot change while it runs.

@@ -88,6 +88,13 @@ class ReportingEngine(OpenAIEngine):
         """Return the client of one rank, where another process has found out that there are several."""
         return RankEngine(self, rank)
 
+    def paired(self, prefill: Engine) -> Engine | None:
+        return self.paired_as(self, prefill)
+
+    def paired_as(self, decode: Engine, prefill: Engine) -> Engine | None:
+        """Do as `paired`, where `decode` is this server or a rank of it."""
+        return None
+
     def loads_of(self, rank: int) -> AsyncIterator[EngineLoad | None] | None:
         """Return the load that a rank reports, as `loads`."""
         return None
@@ -112,10 +119,13 @@ class ReportingEngine(OpenAIEngine):
             self._log.warning("no_kv_events", reason=f"{len(endpoints)} of {count} ranks publish any")
             endpoints = ()
         self._endpoints = endpoints
+        self.num_ranks = count
         if count == 1:
             self._ranks = ()
         elif len(self._ranks) != count:
             self._ranks = tuple(RankEngine(self, rank) for rank in range(count))
+        for one in self._ranks:
+            one.kv_peer = self.kv_peer
 
     def endpoints_of(self, rank: int) -> KvEventEndpoints | None:
         """Return where the events of a rank are, None where it publishes none."""
@@ -150,6 +160,8 @@ class RankEngine(Engine):
         super().__init__(server.http)
         self._server = server
         self.rank = rank
+        self.num_ranks = server.num_ranks
+        self.kv_peer = server.kv_peer
         self.model_path = server.model_path
         self.takes_ids = server.takes_ids
         self.streams = EventStreams(self.replica_id, server.reset_keeps_host)
@@ -181,6 +193,9 @@ class RankEngine(Engine):
 
     async def tokenize(self, body: bytes) -> list[int]:
         return await self._server.tokenize(body)
+
+    def paired(self, prefill: Engine) -> Engine | None:
+        return self._server.paired_as(self, prefill)
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         """Ask as any engine does, but this rank, unless the client has chosen one itself."""

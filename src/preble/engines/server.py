@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from preble.core.types import ReplicaId
+from preble.core.types import ReplicaId, Role
 from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
@@ -100,7 +100,8 @@ class EngineServer:
         engine = await self._current()
         engine.given_kv_peer = self._kv_peer
         info = await engine.probe()
-        group = _transfer_group(info) if engine.kv_peer else ""
+        takes_part = engine.kv_peer or info.spec.role is not Role.MIXED
+        group = _transfer_group(info) if takes_part else ""
         return Found(engine, replace(info, spec=replace(info.spec, store=self._kv_store, transfer_group=group)))
 
     async def _current(self) -> Engine:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import AsyncIterator, Container, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any
 from uuid import uuid4
 
 import msgspec
 from msgspec import Raw
 
-from preble.core.types import ReplicaSpec
-from preble.engines.adapter import EngineInfo, EngineLoad, PriorityOrder
+from preble.core.types import ReplicaSpec, Role
+from preble.engines.adapter import Engine, EngineInfo, EngineLoad, PriorityOrder
 from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
-from preble.engines.reporting import ReportingEngine
+from preble.engines.pairs import PairedEngine, PairedLegs
+from preble.engines.reporting import ReportingEngine, bracketed
 from preble.errors import EngineError, EngineRefused
 from preble.web.client.pool import Ongoing, Receiver
 
@@ -33,8 +36,16 @@ ABORT_TIMEOUT_S = 2.0
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/invocations"})
 """Paths whose bodies take the id of a request. SGLang refuses one for a list of texts to embed."""
 
-_WHOLE = (None, "null")
-"""What SGLang says of its role where it computes prompts and decodes their answers."""
+_ROLES = MappingProxyType({"prefill": Role.PREFILL, "decode": Role.DECODE})
+"""By what SGLang says of its `--disaggregation-mode`; without one it does both."""
+_BOOTSTRAP_PORT = 8998
+_ROOM_BITS = 63
+_PAIRED = b'{"bootstrap_host":'
+"""How the body begins that both of a pair get."""
+_NO_TRANSFER: Mapping[str, str | int] = MappingProxyType(
+    {"bootstrap_host": "2.2.2.2", "bootstrap_port": _BOOTSTRAP_PORT, "bootstrap_room": 0}
+)
+"""With these SGLang answers a request of its own in a fixed role and moves no KV, as its own health checks do."""
 _Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
 
 
@@ -61,6 +72,8 @@ class ServerInfo(msgspec.Struct):
     enable_priority_scheduling: bool | None = None
     schedule_low_priority_values_first: bool | None = None
     disaggregation_mode: str | None = None
+    disaggregation_bootstrap_port: _Port | None = None
+    disaggregation_decode_enable_radix_cache: bool | None = None
 
     @property
     def priority(self) -> PriorityOrder | None:
@@ -85,6 +98,8 @@ class SglangEngine(ReportingEngine):
         """By rank; empty where it reports no load."""
         self._load_streams: list[LoadStream] = []
         self._aborting: set[asyncio.Task[None]] = set()
+        self.role = Role.MIXED
+        """With which it was started, where a probe has found out."""
 
     @classmethod
     async def recognizes(cls, http: HttpClient) -> bool:
@@ -94,9 +109,11 @@ class SglangEngine(ReportingEngine):
         """Ask what it serves, how large its cache is and where it publishes. Raises: EngineError."""
         models = await served_models(self.http)
         info: ServerInfo = (await self.http.ask("/server_info")).decode(ServerInfo)
-        if info.disaggregation_mode not in _WHOLE:
-            text = f"runs with --disaggregation-mode {info.disaggregation_mode}, so it refuses requests of its own"
-            raise self.http.error(EngineRefused, f"{text}; start it without: Preble places whole requests")
+        self.role = _ROLES.get(info.disaggregation_mode or "", Role.MIXED)
+        self.kv_peer = None
+        if self.role is Role.PREFILL:
+            port = info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT
+            self.kv_peer = self.given_kv_peer or f"{bracketed(self.http.host)}:{port}"
         loads = await self.http.ask("/v1/loads")
         num_ranks = max(info.kv_events.dp_size, 1) if info.kv_events is not None else 1
         first = self.given_kv_events or self._endpoints_of(info.kv_events)
@@ -112,7 +129,8 @@ class SglangEngine(ReportingEngine):
                 kv_capacity_tokens=info.max_total_num_tokens,
                 max_prompt_tokens=models[0].max_model_len,
                 block_size=self._block_size or info.page_size or 1,
-                reports_events=bool(self._endpoints),
+                reports_events=bool(self._endpoints) and self._caches(info),
+                role=self.role,
             ),
             max_model_len=models[0].max_model_len,
             adapters=adapters_among(models),
@@ -121,6 +139,10 @@ class SglangEngine(ReportingEngine):
             version=loads.decode(LoadsAnswer).version if loads.status == 200 else None,
             priority=info.priority,
         )
+
+    def _caches(self, info: ServerInfo) -> bool:
+        """Return whether it keeps prefixes: mostly one that decodes does not, and its events say nothing."""
+        return self.role is not Role.DECODE or bool(info.disaggregation_decode_enable_radix_cache)
 
     async def check_ready(self) -> None:
         """Return if the engine answers. Not by `/health`, which computes a token each time. Raises: EngineError."""
@@ -154,11 +176,18 @@ class SglangEngine(ReportingEngine):
         So the adapter is named apart.
         """
         request_id = f"preble-{uuid4().hex}"
+        if self.role is not Role.MIXED and path in _GENERATING and not body.startswith(_PAIRED):
+            body = with_fields(body, _NO_TRANSFER)  # a question of our own
         changed = with_adapter(body, self.adapters)
         named = with_request_id(changed, request_id) if path in _GENERATING else None
         if named is None:
             return self.http.begin(path, changed, headers, receiver)
         return self.http.begin(path, named, headers, receiver, partial(self._abort_soon, request_id))
+
+    def paired_as(self, decode: Engine, prefill: Engine) -> Engine | None:
+        if prefill.kv_peer is None:
+            raise prefill.http.error(EngineRefused, "has no bootstrap server, so it computes no prompts for others")
+        return SglangPair(decode, prefill)
 
     def _abort_soon(self, request_id: str) -> None:
         aborting = asyncio.get_running_loop().create_task(self._abort(request_id))
@@ -216,7 +245,7 @@ def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
         return body
     if not isinstance(named.model, str) or named.model not in adapters or named.lora_path is not None:
         return body
-    return _with_field(body, "lora_path", named.model)
+    return with_fields(body, {"lora_path": named.model})
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes | None:
@@ -237,12 +266,38 @@ def with_request_id(body: bytes, request_id: str) -> bytes | None:
         or _is_list_of_prompts(bytes(shape.prompt))
     ):
         return None
-    return None if body.lstrip()[1:].lstrip().startswith(b"}") else _with_field(body, "rid", request_id)
+    return None if body.lstrip()[1:].lstrip().startswith(b"}") else with_fields(body, {"rid": request_id})
 
 
-def _with_field(body: bytes, name: str, value: str) -> bytes:
-    """Return a JSON object that is not empty, with one field more in front of the others."""
-    return b'{"%b":%b,%b' % (name.encode(), msgspec.json.encode(value), body.lstrip()[1:].lstrip())
+def with_fields(body: bytes, fields: Mapping[str, str | int]) -> bytes:
+    """Return a JSON object that is not empty, with these fields in front of the others.
+
+    >>> with_fields(b'{"prompt": "x"}', {"bootstrap_room": 7})
+    b'{"bootstrap_room":7,"prompt": "x"}'
+    """
+    return msgspec.json.encode(dict(fields))[:-1] + b"," + body.lstrip()[1:].lstrip()
+
+
+class SglangPair(PairedEngine):
+    """Two SGLang replicas, one with each role. Both get the same request at once, and meet by its room."""
+
+    def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
+        host, _, port = (self.prefill.kv_peer or "").rpartition(":")
+        room = draw_room(self.prefill.num_ranks, self.prefill.rank or 0)
+        both = with_fields(body, {"bootstrap_host": host, "bootstrap_port": int(port), "bootstrap_room": room})
+        legs = PairedLegs(self, receiver)
+        legs.begin(partial(self.prefill.begin, path, both, headers), partial(self.decode.begin, path, both, headers))
+        return legs
+
+
+def draw_room(num_ranks: int, rank: int) -> int:
+    """Return a room that has not been used before: SGLang's data-parallel rank is its remainder.
+
+    >>> all(draw_room(4, 3) % 4 == 3 and 0 < draw_room(1, 0) < 2**63 for _ in range(100))
+    True
+    """
+    room = secrets.randbelow(2**_ROOM_BITS // num_ranks - 1) + 1
+    return room * num_ranks + rank
 
 
 def _is_list_of_prompts(prompt: bytes) -> bool:

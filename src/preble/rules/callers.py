@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from preble.config.keys import KeyConfig, Weight
-from preble.core.types import Placement, Request
+from preble.core.types import Placement, ReplicaId, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,13 @@ class OnTerms(Protocol):
 
 class Followed(Protocol):
     """Where the request is now, and on which terms. `begun_at`: when its first token came, None before. `stalls`: its
-    replica is ejected because it begins no answer."""
+    replica is ejected because it begins no answer. `blamed`: the replica that a failure is laid to."""
 
     request: Request
     placed_at: float
     begun_at: float | None
     stalls: bool
+    blamed: ReplicaId
 
     @property
     def placement(self) -> Placement: ...

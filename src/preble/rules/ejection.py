@@ -200,17 +200,22 @@ class EjectionTable:
     # what happens to requests
 
     def on(self, placed: Followed, fact: Fact, now: float) -> None:
-        """Judge the replica by what happens to a request there."""
+        """Judge the replica by what happens to a request there, and the one that computes its prompt."""
         replica_id, request_id = placed.placement.replica_id, placed.placement.request_id
+        source = placed.placement.prefill_source
         if isinstance(fact, Ended):
             if fact.outcome is Outcome.OK:
                 self.succeeded(replica_id, request_id, now)
-            elif fact.outcome is Outcome.REFUSED:
-                self.refused(replica_id, request_id, fact.retry_after_s, now)
+                if source is not None:
+                    self.succeeded(source, request_id, now)
+                return
+            if fact.outcome is Outcome.REFUSED:
+                self.refused(placed.blamed, request_id, fact.retry_after_s, now)
             elif fact.outcome.blames_replica:
-                self.failed(replica_id, request_id, now)
-            else:
-                self.dropped(replica_id, request_id, now)
+                self.failed(placed.blamed, request_id, now)
+            self.dropped(replica_id, request_id, now)
+            if source is not None:
+                self.dropped(source, request_id, now)
         elif isinstance(fact, FirstToken):
             self.heard(replica_id, request_id, now)
         elif isinstance(fact, Started | Moved):
@@ -219,6 +224,8 @@ class EjectionTable:
             # Of an answer that comes whole, the wait is not judged.
             expected_s = self._expected_s(placed.placement) if (streams := placed.terms.streams) else 0.0
             self.sent(replica_id, request_id, now, expected_s, streams=streams)
+            if source is not None:
+                self.sent(source, request_id, now, streams=False)
 
     def sent(
         self,

@@ -108,7 +108,7 @@ class Quarantine:
         has_begun = placed.begun_at is not None or bool(fact.output_tokens)
         if fact.outcome is Outcome.ENGINE_GONE and placed.request.keeps_kv and not has_begun and not placed.stalls:
             like = like_of(placed.request, placed.terms.caller.name)
-            self.broke(like, placed.placement.replica_id, placed.placed_at, now)
+            self.broke(like, placed.blamed, placed.placed_at, now)
         elif fact.outcome is Outcome.OK and self.suspects:
             self.answered(like_of(placed.request, placed.terms.caller.name))
 

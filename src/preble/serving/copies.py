@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Transfer, TransferKind, unpack_tokens
+from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Role, Transfer, TransferKind, unpack_tokens
 from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, FirstToken, Transferred
 from preble.engines.http import HttpClient
 from preble.engines.media_marks import FIRST_MARK
+from preble.engines.pairs import PairedEngine
 from preble.errors import EngineError, RequestError
 from preble.serving.parity.answers import copy_prefix
 from preble.serving.placed import LocalPlaced
@@ -56,7 +57,8 @@ class Copies:
     def allow(self, replica: LiveReplica, *, allowed: bool) -> None:
         """Let a replica take part in copies, or not. Nothing happens if it has left, or copies nothing anyway."""
         replica_id = replica.engine.replica_id
-        if self._replicas.get(replica_id) is replica and replica.info.spec.transfer_group:
+        spec = replica.info.spec
+        if self._replicas.get(replica_id) is replica and spec.transfer_group and spec.role is Role.MIXED:
             replica.failed_copies = 0
             self._scheduler.allow_transfers(replica_id, allowed, asyncio.get_running_loop().time())
 
@@ -82,7 +84,7 @@ class Copies:
     async def carry_out(self, placed: LocalPlaced) -> LocalPlaced:
         """Return the placement when its copy, if it has one, is there or has failed. A cancellation ends it."""
         transfer = placed.placement.transfer
-        if transfer is None:
+        if transfer is None or isinstance(placed.engine, PairedEngine):  # a pair carries its transfer out itself
             return placed
         try:
             if not self._under_way:

@@ -11,8 +11,8 @@ from math import inf
 from msgspec import Raw
 
 from preble.config import GatewayConfig
-from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId
-from preble.errors import PromptTooLong, RequestError, UnknownResponse
+from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId, Role
+from preble.errors import NoReplicaError, PromptTooLong, RequestError, UnknownResponse
 from preble.prompts.endpoints import Endpoint, Fields
 from preble.prompts.endpoints.bodies import PromptLimits
 from preble.prompts.endpoints.ids import with_ids
@@ -214,7 +214,8 @@ class Intake:
     ) -> list[Placed]:
         """Place all prompts of a request on one replica, for a carrier that sends it whole.
 
-        `avoid`: returns the replicas that must not get it, asked when it is placed. Raises: as `tokenize` and `place`.
+        `avoid`: returns the replicas that must not get it, asked when it is placed.
+        Raises: as `tokenize` and `place`. NoReplicaError: only a pair could take it, which such carriers cannot ask.
         """
         placed: list[Placed] = []
         try:
@@ -223,6 +224,9 @@ class Intake:
                 others = frozenset(self.replicas) - {placed[0].placement.replica_id} if placed else avoid()
                 request = dataclasses.replace(request, avoid=request.avoid | others)
                 placed.append(await self.place(request, parsed.terms))
+                replica = self.replicas.get(placed[-1].placement.replica_id)
+                if replica is not None and replica.info.spec.role is Role.DECODE:
+                    raise NoReplicaError(f"{replica.engine.replica_id} only decodes: send the request to the gateway")
         except BaseException:
             for one in placed:
                 one.cancelled()

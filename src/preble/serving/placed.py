@@ -72,10 +72,11 @@ class Placed(ABC):
     """One placement, from `Intake.place` to its end. The carrier of the bytes reports what happens to the request.
 
     Exactly one end counts, the first. What is reported after it changes nothing. `placement`: the replica, and why.
-    `placed_at`: when, by the event loop's clock. `engine`: the client of that replica. `progress`: as last reported.
+    `placed_at`: when, by the event loop's clock. `engine`: the client of that replica, or of the two where another one
+    computes the prompt. `progress`: as last reported. `blamed`: the replica that a failure is laid to.
     """
 
-    __slots__ = ("_carrier", "_has_ended", "_loss", "engine", "placed_at", "placement", "progress")
+    __slots__ = ("_carrier", "_has_ended", "_loss", "blamed", "engine", "placed_at", "placement", "progress")
 
     def __init__(self, placement: Placement, engine: Engine, placed_at: float) -> None:
         self.placement = placement
@@ -85,6 +86,7 @@ class Placed(ABC):
         self._carrier: Carrier | None = None
         self._loss: Lost | None = None
         self._has_ended = False
+        self.blamed = placement.replica_id
 
     def carried_by(self, carrier: Carrier) -> None:
         """Let the carrier hear if the replica leaves, at once if it has left, and ask when it heard of the replica.
@@ -124,7 +126,9 @@ class Placed(ABC):
                     progress.output_tokens,
                     progress.cached_tokens,
                     fact.text,
+                    fact.failed or self.engine.failed_leg,
                 )
+            self.blamed = fact.failed or self.placement.replica_id
         self._take(fact)
 
     def end(self, error: BaseException | None = None, *, status: int = 200, retry_after_s: float = 0.0) -> None:
@@ -215,7 +219,7 @@ class LocalPlaced(Placed):
 
     def placed_again(self) -> LocalPlaced:
         """Do as `place_again`, at once."""
-        return self._place_again(self.request, self.terms, self.placement.replica_id, self._may_retry_freely)
+        return self._place_again(self.request, self.terms, self.blamed, self._may_retry_freely)
 
     def _take(self, fact: FirstToken | Moved | Alive | Ended) -> None:
         if isinstance(fact, Ended):
@@ -234,6 +238,16 @@ class LocalPlaced(Placed):
                 predicted_tpot_p98_s=None,
             )
         self._table.tell(self, fact)
+
+
+def engine_for(placement: Placement, engine_of: Callable[[ReplicaId], Engine]) -> Engine:
+    """Return the client that carries a placement out: of two replicas where one computes the prompt for the other.
+
+    Raises: NoReplicaError: one of them has left. EngineRefused: the other one computes for nobody.
+    """
+    engine = engine_of(placement.replica_id)
+    source = placement.prefill_source
+    return engine if source is None else engine.paired(engine_of(source)) or engine
 
 
 def ended(error: BaseException | None = None, status: int = 200, retry_after_s: float = 0.0) -> Ended:

@@ -38,7 +38,7 @@ from preble.errors import NoReplicaError, Quarantined
 from preble.rules.ejection import EjectionTable
 from preble.rules.retries import QUARANTINE_S, Quarantine, RetryBudget, like_of
 from preble.serving.copies import Copies
-from preble.serving.placed import LocalPlaced
+from preble.serving.placed import LocalPlaced, engine_for
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.telemetry.metrics import Telemetry
 from preble.serving.terms import Terms
@@ -302,7 +302,7 @@ class Dispatcher:
         replica = self.replicas[placement.replica_id]
         return LocalPlaced(
             placement,
-            replica.engine,
+            engine_for(placement, self.replicas.engine),
             now,
             request=request,
             terms=terms,

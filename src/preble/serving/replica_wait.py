@@ -58,7 +58,4 @@ class ReplicaWait:
             self.num_waiting -= 1
 
     def _is_over(self, tried: Collection[LiveReplica]) -> bool:
-        if not tried:
-            return self._replicas.num_taking > 0
-        held_back = self._replicas.held_back
-        return any(r not in held_back and replica not in tried for r, replica in self._replicas.items())
+        return (self._replicas.num_able(tried) if tried else self._replicas.num_taking) > 0

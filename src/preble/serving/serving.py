@@ -221,8 +221,8 @@ class Serving(Intake):
     @property
     def waits_for(self) -> str | None:
         """Why this gateway is not ready yet; None if it is."""
-        if not self.replicas.num_taking:
-            return "no replica is up"
+        if (lacks := self.replicas.lacks) is not None:
+            return lacks
         if self.group is not None and not self.group.is_warm:
             return "waiting for what is cached, and in flight at other gateways"
         return None

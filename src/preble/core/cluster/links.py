@@ -10,6 +10,7 @@ from math import inf
 from typing import Final
 
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
+from preble.core.types import Role
 
 _IDLE: Final = -inf
 
@@ -70,30 +71,48 @@ class Links:
     """The transfer groups, and the transfers between their members. Seconds are of the scheduler's clock.
 
     `groups`: the members of each group by its name; `splitting`: replicas that may split with others of their group.
+    `pairing`: replicas with fixed roles, by the name of their group. They are in no group of `groups`.
     """
 
     def __init__(self) -> None:
         self.groups: dict[str, ReplicaSet] = {}
         self.splitting: ReplicaSet = 0
+        self.pairing: dict[str, ReplicaSet] = {}
         self._sending: dict[ReplicaIndex, _Direction] = {}
         self._receiving: dict[ReplicaIndex, _Direction] = {}
 
-    def add_replica(self, replica: ReplicaIndex, group: str, *, splits: bool = False) -> None:
-        """Add a replica to a group; "" for none. `splits`: within it."""
-        if group:
+    def add_replica(self, replica: ReplicaIndex, group: str, *, splits: bool = False, role: Role = Role.MIXED) -> None:
+        """Add a replica to a group; "" for none. `splits`: within it. Replicas with fixed roles and no group make pairs
+        with each other.
+        """
+        if role is not Role.MIXED:
+            self.pairing[group] = self.pairing.get(group, 0) | 1 << replica
+            self._sending[replica], self._receiving[replica] = _Direction(), _Direction()
+        elif group:
             self.splitting |= splits << replica
             self.groups[group] = self.groups.get(group, 0) | 1 << replica
             self._sending[replica], self._receiving[replica] = _Direction(), _Direction()
 
     def remove_replica(self, replica: ReplicaIndex, group: str) -> None:
         """Forget a replica. No transfer goes to it or comes from it any more."""
-        if group:
+        if self._pairs(replica, group):
+            self.pairing[group] &= ~(1 << replica)
+        elif group:
             self.allow(replica, group, allowed=False)
             self.splitting &= ~(1 << replica)
+        if replica in self._sending:
             del self._sending[replica], self._receiving[replica]
 
+    def _pairs(self, replica: ReplicaIndex, group: str) -> bool:
+        return bool(self.pairing.get(group, 0) >> replica & 1)
+
     def allow(self, replica: ReplicaIndex, group: str, *, allowed: bool) -> None:
-        """Let a replica of a group take part in new transfers, or not. Those that are under way go on."""
+        """Let a replica of a group take part in new transfers, or not. Those that are under way go on.
+
+        Changes nothing for one with a fixed role, which can do nothing else.
+        """
+        if self._pairs(replica, group):
+            return
         others = self.groups.pop(group, 0) & ~(1 << replica)
         if members := others | allowed << replica:
             self.groups[group] = members

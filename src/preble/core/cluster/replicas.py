@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Final
 
 from preble.core.cluster.load_window import WindowEntry
 from preble.core.prefixes.radix_tree import Node
 from preble.core.replica_index import ReplicaIndex, ReplicaSet, replicas_in
-from preble.core.types import ReplicaId, ReplicaSpec, Request
+from preble.core.types import ReplicaId, ReplicaSpec, Request, Role
 from preble.errors import NoReplicaError, prompt_too_long
+
+NO_DECODE: Final = "only replicas with the role of prefill are available; none that decodes"
+NO_PREFILL: Final = "only replicas with the role of decode are available; none that computes prompts"
 
 
 def longest_prompt(spec: ReplicaSpec) -> float:
@@ -136,7 +140,7 @@ class ReplicaTable:
     `capacity`: KV tokens, infinity where unknown; `known_capacity`: of all replicas together, where known. Lists are by
     replica index. `live`, `live_replicas`: the indexes in use, as a set and ascending (a new list whenever a replica
     joins or leaves). `ids`: replica ids by index. `trusted`: the live replicas whose matches count; `untrusted_ids`:
-    the others.
+    the others. `prefilling`, `decoding`: those with these fixed roles.
     """
 
     def __init__(self) -> None:
@@ -158,7 +162,10 @@ class ReplicaTable:
         self._index_of: dict[ReplicaId, ReplicaIndex] = {}
         self._reserved: set[ReplicaIndex] = set()
         self._shortest_limit: float = inf
+        self._answering: ReplicaSet = 0
         self._of_model: dict[str, ReplicaSet] = {}
+        self.prefilling: ReplicaSet = 0
+        self.decoding: ReplicaSet = 0
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
         return replica_id in self._index_of
@@ -231,8 +238,8 @@ class ReplicaTable:
         return bool(self.trusted >> replica & 1)
 
     def serving(self, model: str) -> ReplicaSet:
-        """Return the replicas that serve a base model; all of them for "". O(1)."""
-        return self._of_model.get(model, self._of_model.get("", 0)) if model else self.live
+        """Return the replicas that answer for a base model; for all of them with "". O(1)."""
+        return self._of_model.get(model, self._of_model.get("", 0)) if model else self._answering
 
     def longest_prompt(self, among: ReplicaSet) -> float:
         """Return tokens of the longest prompt that any of these replicas takes; infinity where one gives no limit."""
@@ -254,6 +261,8 @@ class ReplicaTable:
             raise NoReplicaError("no replica is available")
         serving = self.serving(request.model)
         if not serving:
+            if self.prefilling & self._of(request.model):
+                raise NoReplicaError(NO_DECODE)
             raise NoReplicaError(f"no replica that serves the model {request.model!r} is available")
         fitting = serving & self.fitting(request.num_prompt_tokens)
         if not fitting:
@@ -263,6 +272,15 @@ class ReplicaTable:
             raise NoReplicaError("no other replica is available")
         return eligible
 
+    def sources(self, request: Request) -> ReplicaSet:
+        """Return the replicas with the role of prefill that may compute a request's prompt."""
+        fitting = self.prefilling & self.fitting(request.num_prompt_tokens) & self._of(request.model)
+        return fitting & ~self.mask(request.avoid)
+
+    def _of(self, model: str) -> ReplicaSet:
+        """Return all replicas of a base model, whatever their role; all of them for "". O(replicas)."""
+        return sum(1 << replica for replica, spec in self.specs.items() if not model or spec.model in (model, ""))
+
     def _note_change(self) -> None:
         self.live_replicas = sorted(self.specs)
         ids = {replica: spec.replica_id for replica, spec in self.specs.items()}
@@ -270,10 +288,13 @@ class ReplicaTable:
         self.untrusted_ids = tuple(ids[replica] for replica in self.live_replicas if not self.trusted >> replica & 1)
         self._shortest_limit = min(map(longest_prompt, self.specs.values()), default=inf)
         self.known_capacity = float(sum(spec.kv_capacity_tokens or 0 for spec in self.specs.values()))
+        self.prefilling = sum(1 << replica for replica, spec in self.specs.items() if spec.role is Role.PREFILL)
+        self.decoding = sum(1 << replica for replica, spec in self.specs.items() if spec.role is Role.DECODE)
+        self._answering = self.live & ~self.prefilling
         self._of_model = {spec.model: 0 for spec in self.specs.values()}
         for model in self._of_model:
             takes = [replica for replica, spec in self.specs.items() if spec.model in (model, "")]
-            self._of_model[model] = sum(1 << replica for replica in takes)
+            self._of_model[model] = sum(1 << replica for replica in takes) & self._answering
 
     def start(self, entry: InFlightRequest) -> None:
         # Here and below, compiled code adds numbers that it takes out of a list in a third of the time of `+=`.

@@ -155,7 +155,7 @@ class ClusterState:
         self.index.add_replica(replica, spec.kv_capacity_tokens)
         self.window.add_replica(replica)
         self.speeds.add_replica(replica)
-        self.links.add_replica(replica, spec.transfer_group, splits=spec.splits)
+        self.links.add_replica(replica, spec.transfer_group, splits=spec.splits, role=spec.role)
         self.standstill.add_replica(replica)
         self.eviction_costs[replica] = EvictionCost(self.index.caches[replica], self.cost_model)
         if spec.store:

@@ -20,6 +20,7 @@ what it holds is an estimate: it ages, and answers correct it.
 blocks count as cached. They count until the replica's capacity is exceeded (least recently used first), until nothing
 has used them for `belief_ttl_s`, or until an answer reports a loss (`HitReports.is_loss`): other prompts lose what they
 share of the missing part; and if most of the prefix was missing, so is whatever the replica had used no later (LRU).
+Of a replica that only decodes nothing is estimated: mostly it caches nothing.
 
 The index has a memory budget. When it is reached, the least recently used prefixes that no request of the window uses
 are forgotten; then the oldest requests of the window stop counting for their prefixes, so that theirs can be forgotten;
@@ -51,6 +52,7 @@ from preble.core.types import (
     CacheDrift,
     PackedTokens,
     Request,
+    Role,
     Tier,
 )
 
@@ -110,7 +112,9 @@ class CacheTracker:
     def add_replica(self, replica: ReplicaIndex, now: float) -> None:
         self._reports[replica] = HitReports(self._replicas.block_size[replica])
         self._served[replica] = deque(maxlen=_SERVED)
-        if not self._replicas.specs[replica].reports_events:
+        spec = self._replicas.specs[replica]
+        # Mostly a replica that decodes caches nothing. So what it does not report is not taken to be there.
+        if not spec.reports_events and spec.role is not Role.DECODE:
             self._estimated |= 1 << replica
         self._start_checking_age(replica, now)
 

@@ -82,6 +82,8 @@ class InFlightTable:
         if self._replicas.known_capacity > 0:
             # What is copied evicts as much as what is computed.
             here = matched if copy is None else matched - copy.tokens
+            if copy is not None and self._replicas.decoding >> replica & 1:
+                here = copy.source_tokens  # the target computes nothing
             again = max(match.num_tokens - here, 0)
             computed = num_tokens - here + output_tokens
             self._cluster.recomputation.note(computed, again, self._replicas.known_capacity)
@@ -148,7 +150,8 @@ class InFlightTable:
                     self._end_transfer(entry, now, work_done=True)
                 self._timing.first_token(entry, now, seen=False)
                 self._tracker.computed(entry, now)
-            if cached_tokens is not None:
+            # A replica that only decodes reports what was cached on the source.
+            if cached_tokens is not None and not self._replicas.decoding >> entry.replica & 1:
                 self._tracker.compare(entry, cached_tokens, now)
             if work_done:
                 if entry.batch is not None:
@@ -173,7 +176,10 @@ class InFlightTable:
         there = [entry for entry in self.entries.values() if entry.replica == replica]
         for entry in self.entries.values():
             if entry.transfer is not None and entry.transfer.source == replica:
-                self.transfer_failed(entry, now)
+                if self._replicas.decoding >> entry.replica & 1:
+                    self._end_transfer(entry, now, work_done=False)
+                else:
+                    self.transfer_failed(entry, now)
         for entry in there:
             self._end_transfer(entry, now, work_done=False)
             self._running.withdraw(entry)
@@ -218,7 +224,7 @@ class InFlightTable:
     def _start_leg(self, entry: InFlightRequest, copy: PrefixCopy, now: float) -> InFlightRequest:
         """Book what the source of a split computes: it waits in its queue, and the prompt is in use there.
 
-        Until its end the window has the request twice.
+        Until its end the window has the request twice; where roles are fixed, also afterwards.
         """
         request, leaf, source, cached = entry.request, entry.leaf, copy.source, copy.source_tokens
         num_tokens = request.num_prompt_tokens
@@ -238,6 +244,8 @@ class InFlightTable:
             self._timing.first_token(leg, now, seen=False)
             self._tracker.computed(leg, now)
         self._tracker.end(leg, now, work_done=work_done)
+        if work_done and self._replicas.prefilling >> leg.replica & 1:
+            return  # the window has the work of each pool
         # The window has the request on its own replica.
         if self._window.cancel(leg.window_entry) and leg.window_entry.counts_use:
             self._index.forget_use(leg.replica, leg.leaf)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from math import inf
 from random import Random
 
+from preble.core.cluster.replicas import NO_PREFILL
 from preble.core.cluster.state import ClusterState
 from preble.core.costs.model import CostModel
 from preble.core.costs.refit import CostFactors, CostRefit, RefitSettings
@@ -18,11 +19,12 @@ from preble.core.placing.in_flight import InFlightTable
 from preble.core.placing.promises import Forecast, Promises
 from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes, take_snapshot
 from preble.core.placing.timing_samples import TimingSamples
+from preble.core.policies.pairs import Pairs, delay_s, pools
 from preble.core.policies.policy import Policy, Watching, failure_of
 from preble.core.policies.view import Choice, ClusterView
 from preble.core.prefixes.learned_lengths import learned_lengths
-from preble.core.prefixes.radix_tree import expected_output_tokens, scoped_namespace
-from preble.core.replica_index import ReplicaIndex
+from preble.core.prefixes.radix_tree import Match, expected_output_tokens, scoped_namespace
+from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import (
     NOTHING_LEARNED,
     BlocksDemoted,
@@ -151,10 +153,39 @@ class GlobalScheduler:
         self._tracker.expire(now)
         eligible = self._replicas.eligible(request)
         match = self._tree.match(request.prompt, request.namespace, request.model)
+        if eligible & self._replicas.decoding:
+            return self._place_among_roles(request, eligible, match, now)
         view = ClusterView(request, eligible, match, self._cluster, now)
         if request.has_target and (keeping := self._promises.keeping(view)) != eligible:
             eligible = keeping
             view = ClusterView(request, eligible, match, self._cluster, now)
+        choice = self._chosen(view)
+        return self._commit(view, choice, choice.replica)
+
+    def _place_among_roles(self, request: Request, eligible: ReplicaSet, match: Match, now: float) -> Placement:
+        """Place a request where some replicas only decode: on the cheapest pair, or a mixed replica if that is cheaper.
+
+        Targets for its times do not limit the choice.
+        """
+        best: tuple[float, ClusterView, Choice] | None = None
+        if mixed := eligible & ~self._replicas.decoding:
+            view = ClusterView(request, mixed, match, self._cluster, now)
+            choice = self._chosen(view)
+            best = delay_s(view, choice), view, choice
+        for sources, targets in pools(request, eligible, self._cluster):
+            view = ClusterView(request, sources, match, self._cluster, now)
+            source = self._chosen(view)
+            view_of_targets = ClusterView(request, targets, match, self._cluster, now)
+            choice = Pairs(view, source, view_of_targets).best()
+            cost_s = delay_s(view_of_targets, choice)
+            if best is None or cost_s < best[0]:
+                best = cost_s, view_of_targets, choice
+        if best is None:
+            raise NoReplicaError(NO_PREFILL)
+        return self._commit(best[1], best[2], best[2].replica)
+
+    def _chosen(self, view: ClusterView) -> Choice:
+        """Return the policy's choice. Raises: PolicyError: it is none of the view's replicas."""
         try:
             choice = self.policy.choose(view, self._rng)
         except Exception as error:
@@ -163,11 +194,11 @@ class GlobalScheduler:
             raise failure_of(self.policy, error) from error
         if not isinstance(choice, Choice):
             raise PolicyError(f"policy {self.policy.name!r} returned {choice!r}; return a Choice")
-        if choice.replica < 0 or not eligible >> choice.replica & 1:
+        if choice.replica < 0 or not view.eligible >> choice.replica & 1:
             raise PolicyError(
                 f"policy {self.policy.name!r} chose replica index {choice.replica}, which is none of {view.replicas}"
             )
-        return self._commit(view, choice, choice.replica)
+        return choice
 
     def _commit(self, view: ClusterView, choice: Choice, replica: ReplicaIndex) -> Placement:
         request, copy, transfer = view.request, choice.copy, None

@@ -21,6 +21,7 @@ from preble.core.types.plain import Learned as Learned
 from preble.core.types.plain import LearnedLength as LearnedLength
 from preble.core.types.plain import ReplicaId as ReplicaId
 from preble.core.types.plain import ReplicaSpec as ReplicaSpec
+from preble.core.types.plain import Role as Role
 from preble.core.types.plain import Target as Target
 from preble.core.types.plain import Ways as Ways
 
@@ -290,6 +291,12 @@ class Placement:
         self.predicted_ttft_p98_s = predicted_ttft_p98_s
         self.predicted_tpot_s = predicted_tpot_s
         self.predicted_tpot_p98_s = predicted_tpot_p98_s
+
+    @property
+    def prefill_source(self) -> ReplicaId | None:
+        """The replica that computes the prompt, where that is another one."""
+        transfer = self.transfer
+        return transfer.source if transfer is not None and transfer.kind is TransferKind.PREFILL else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Ended(Fact, frozen=True, tag="ended"):
 
     `status`: of the replica's answer, as HTTP has it. `retry_after_s`: how long the replica wants no requests.
     `output_tokens`, `cached_tokens`: as in `Progress`; the last one counts where `output_tokens` is None. `text`: the
-    error in words.
+    error in words. `failed`: whom it blames where that is not its replica but the one that computed its prompt.
     """
 
     outcome: Outcome = Outcome.OK
@@ -135,6 +135,7 @@ class Ended(Fact, frozen=True, tag="ended"):
     output_tokens: Count | None = None
     cached_tokens: Count | None = None
     text: str = ""
+    failed: ReplicaId | None = None
 
 
 FIRST_TOKEN = FirstToken()

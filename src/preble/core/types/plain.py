@@ -7,9 +7,21 @@ the reader needs (docs/decisions/0005). Everybody else takes them from `preble.c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, NewType
 
 ReplicaId = NewType("ReplicaId", str)
+
+
+class Role(StrEnum):
+    """What a replica was started for."""
+
+    MIXED = "mixed"
+    """It computes prompts and decodes their answers."""
+    PREFILL = "prefill"
+    """It computes prompts, and sends their KV to a replica that decodes."""
+    DECODE = "decode"
+    """It decodes answers to prompts whose KV another replica sends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,8 @@ class ReplicaSpec:
     `store`: name of the store of KV blocks that it shares with other replicas, "" for none.
     `transfer_group`: name of the replicas that can copy KV from each other, "" for none. All of a group have one
     engine, model and block size, and reach each other. `splits`: whether one of its group may compute a prompt for it,
-    and it for them.
+    and it for them. `role`: fixed when it was started; replicas with the roles of prefill and decode make pairs within
+    their group, and copy nothing.
     """
 
     replica_id: ReplicaId
@@ -36,6 +49,7 @@ class ReplicaSpec:
     store: str = ""
     transfer_group: str = ""
     splits: bool = False
+    role: Role = Role.MIXED
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,12 @@ class Placing:
                     raise
 
     async def place_again(self, placed: Placed, *, is_gone: bool) -> Placed:
-        """Place the request on another replica than that of `placed`, which has ended.
+        """Place the request on another replica than the one that failed it: `placed` has ended.
 
         `is_gone`: that replica refused the connection or broke off. If it was the last one, the next that comes gets
         the request, perhaps the same one after a restart. Raises: as `Placed.place_again`, and `Intake.place`.
         """
-        if (tried := self._serving.replicas.get(placed.placement.replica_id)) is not None:
+        if (tried := self._serving.replicas.get(placed.blamed)) is not None:
             self._tried.append(tried)
         try:
             return await placed.place_again()

@@ -105,7 +105,7 @@ class PlacingByLoad:
         except ConfigError as error:
             structlog.get_logger().error("replica_unusable", replica=replica_id, error=str(error))
             return
-        engine.model_path = row.model_path
+        engine.model_path, engine.kv_peer, engine.num_ranks = row.model_path, row.kv_peer, row.num_ranks
         now = asyncio.get_running_loop().time()
         self._scheduler.add_replica(row.info.spec, now)
         self.replicas.add(LiveReplica(engine, row.info, suspect=_Suspicion(replica_id, self._on_suspicion)))
@@ -174,5 +174,5 @@ def _is_same(replica: LiveReplica, row: LinkedReplica | None) -> bool:
     if row is None:
         return False
     engine = replica.engine
-    known = (engine.url, engine.adapter, engine.rank, engine.model_path, replica.info.spec)
-    return known == (row.url, row.adapter, row.rank, row.model_path, row.info.spec)
+    known = (engine.url, engine.adapter, engine.rank, engine.model_path, engine.kv_peer, replica.info.spec)
+    return known == (row.url, row.adapter, row.rank, row.model_path, row.kv_peer, row.info.spec)

@@ -111,7 +111,7 @@ class FrontEnd(Intake):
         return placed
 
     async def _place_again(self, request: Request, ticket: Ticket, ended: LinkedPlaced) -> Placed:
-        avoiding = dataclasses.replace(request, avoid=request.avoid | {ended.placement.replica_id})
+        avoiding = dataclasses.replace(request, avoid=request.avoid | {ended.blamed})
         try:
             return await self._link.place_again(ended, partial(self._place_again, avoiding, ticket))
         except (SchedulerAway, UnknownRequest):  # the scheduler process has restarted meanwhile

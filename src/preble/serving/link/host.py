@@ -108,6 +108,8 @@ class SchedulerSocket:
                     replica.engine.model_path,
                     replica_id in held_back,
                     replica.takes_ids and tokenizer == self.tokenizer,
+                    replica.engine.kv_peer,
+                    replica.engine.num_ranks,
                 )
                 for replica_id, replica in self._replicas.items()
             ]
@@ -310,7 +312,7 @@ class _CarrierConnection(FrameProtocol[m.ToScheduler]):
         weighed = tuple(at.candidates) if terms is not None and terms.is_traced else ()
         where = (at.request_id, at.replica_id, at.reason)
         predicted = (at.predicted_ttft_s, at.predicted_ttft_p98_s, at.predicted_tpot_s, at.predicted_tpot_p98_s)
-        self.send(m.PlacedOn(number, *where, *tokens, placed.placed_at, weighed, *predicted))
+        self.send(m.PlacedOn(number, *where, *tokens, placed.placed_at, weighed, *predicted, at.transfer))
         # After it: the replica may have left since the request's turn, and the carrier is told so at once.
         self._placed.hold(number, _Held(placed, admitted, lambda loss: self.send(m.PlacementReport(number, loss))))
 

@@ -21,7 +21,7 @@ from preble.engines import Engine
 from preble.errors import NoReplicaError, UnknownRequest
 from preble.serving.link import protocol as m
 from preble.serving.link.frames import FrameProtocol
-from preble.serving.placed import Placed
+from preble.serving.placed import Placed, engine_for
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import Terms
 
@@ -161,7 +161,7 @@ class SchedulerLink:
     ) -> LinkedPlaced:
         def read(answer: m.PlacedOn) -> LinkedPlaced:
             placement = m.placement_of(answer)
-            engine = self.engine_of(placement.replica_id)
+            engine = engine_for(placement, self.engine_of)
             placed = LinkedPlaced(self, number, admitted, placement, engine, answer.placed_at, again, on_end)
             self._placed[number] = placed
             return placed

@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 from msgspec import Struct
 
 from preble import errors
-from preble.core.types import Candidate, Placement, Reason, ReplicaId, RequestId
+from preble.core.types import Candidate, Placement, Reason, ReplicaId, RequestId, Transfer
 from preble.core.types.life import Lost, Report
 from preble.engines import EngineInfo
 from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import MonotonicSeconds, Terms
 
-VERSION = 11
+VERSION = 12
 
 
 class Message(Struct, array_like=True):
@@ -130,7 +130,8 @@ class Welcome(Message, tag=0):
 
 class LinkedReplica(Struct, array_like=True, frozen=True):
     """One live replica. `url`: of its server. `adapter`: `module:Class` of its client. `takes_ids`:
-    it answers the token ids that this carrier's tokenizer makes as it answers their text."""
+    it answers the token ids that this carrier's tokenizer makes as it answers their text. `kv_peer`, `num_ranks`: see
+    `Engine`."""
 
     replica_id: str
     url: str
@@ -140,6 +141,8 @@ class LinkedReplica(Struct, array_like=True, frozen=True):
     model_path: str | None = None
     held_back: bool = False
     takes_ids: bool = False
+    kv_peer: str | None = None
+    num_ranks: int = 1
 
 
 class Replicas(Message, tag=1):
@@ -156,7 +159,8 @@ class Admitted(Message, tag=2):
 
 
 class PlacedOn(Message, tag=3):
-    """The prompt goes to this replica."""
+    """The prompt goes to this replica. `transfer`: what another one sends it; of the kind `prefill` the carrier asks
+    both."""
 
     number: int
     request_id: str
@@ -170,6 +174,7 @@ class PlacedOn(Message, tag=3):
     predicted_ttft_p98_s: float | None = None
     predicted_tpot_s: float | None = None
     predicted_tpot_p98_s: float | None = None
+    transfer: Transfer | None = None
 
 
 class Refused(Message, tag=4):
@@ -248,6 +253,7 @@ def placement_of(message: PlacedOn) -> Placement:
         message.num_prompt_tokens,
         message.candidates,
         predicted_ttft_s=message.predicted_ttft_s,
+        transfer=message.transfer,
         predicted_ttft_p98_s=message.predicted_ttft_p98_s,
         predicted_tpot_s=message.predicted_tpot_s,
         predicted_tpot_p98_s=message.predicted_tpot_p98_s,

@@ -20,7 +20,7 @@ import msgspec
 
 from preble.config import ParityConfig
 from preble.core.cluster.replicas import longest_prompt
-from preble.core.types import PackedTokens, Request, RequestId, pack_tokens, unpack_tokens
+from preble.core.types import PackedTokens, Request, RequestId, Role, pack_tokens, unpack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineRefused, RequestError
 from preble.prompts.endpoints import COMPLETIONS
@@ -103,7 +103,7 @@ class ParityCheck:
 
     `reference`: whose ids are compared; None where the gateway uses this replica's own. `sends_ids`: whether the
     replica may get ids in place of texts. `rng`: makes the prompt that nobody has sent before.
-    `source`: from which a prompt is copied; None where the replica copies nothing.
+    `source`: from which a prompt is copied, or which computes prompts for a replica that only decodes; None for none.
     """
 
     replica: LiveReplica
@@ -118,18 +118,30 @@ class ParityCheck:
         """Return every check that applies, in the order of `Check`. Each ends within its time, whatever the replica
         does.
         """
+        if self._decodes and self.source is None:
+            return [unchecked(Check.CACHED_TOKENS, "it only decodes, and no replica that prefills is up")]
         num_unindexed = self.rotation.scheduler.num_unindexed
         findings = [await self._bounded(probe.check, self._compared(probe)) for probe in text_probes()]
         if self.sends_ids and self.reference is not None and self.replica.engine.takes_ids:
-            alike = answers_alike(self.replica.engine, self._model, self.reference, self._longest)
+            alike = answers_alike(self._engine, self._model, self.reference, self._longest)
             findings.append(await self._bounded(Check.IDS, alike))
         sent: list[PackedTokens] = []
         findings.append(await self._bounded(Check.CACHED_TOKENS, self._cached(sent)))
         if self.replica.info.spec.reports_events:
             findings.append(await self._events(sent, num_unindexed))
-        if self.source is not None:
+        if self.source is not None and not self._decodes:
             findings.append(await self._bounded(Check.COPY, self._copied(self.source)))
         return findings
+
+    @property
+    def _decodes(self) -> bool:
+        return self.replica.info.spec.role is Role.DECODE
+
+    @property
+    def _engine(self) -> Engine:
+        """Whom to ask for answers: of one that only decodes, the pair."""
+        engine = self.replica.engine
+        return engine.paired(self.source.engine) or engine if self._decodes and self.source is not None else engine
 
     @property
     def _model(self) -> str:
@@ -212,7 +224,7 @@ class ParityCheck:
     async def _sent(self, prompt: list[int]) -> int | None:
         """Have the replica compute a prompt; how many of its tokens it says it had cached. Raises: EngineError."""
         fields = {"model": self._model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        usage = COMPLETIONS.usage(await completed(self.replica.engine, msgspec.json.encode(fields)))
+        usage = COMPLETIONS.usage(await completed(self._engine, msgspec.json.encode(fields)))
         return usage.cached_tokens if usage is not None else None
 
     def _judged(self, first: int | None, again: int | None) -> Finding:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from random import Random, SystemRandom
+from types import MappingProxyType
 
 import structlog
 
 from preble.background import Backoff
 from preble.config import ParityConfig
+from preble.core.types import Role
 from preble.prompts.tokens import PromptEncoder
 from preble.serving.parity.check import EngineIds, ParityCheck
 from preble.serving.parity.report import Check, Finding, ParityOutcome, ParityReport, outcome_of
@@ -17,6 +19,8 @@ from preble.serving.replicas.live import LiveReplica
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
 
+_SOURCES = MappingProxyType({Role.MIXED: Role.MIXED, Role.DECODE: Role.PREFILL})
+"""Which role another replica must have to send KV to one with this role."""
 LONGEST_RETRY = 64
 """Of the first wait before a check is repeated."""
 
@@ -97,10 +101,11 @@ class ParityWatch:
         return report
 
     def _source(self, replica: LiveReplica) -> LiveReplica | None:
-        """Return another replica from which this one may copy; None where there is none."""
-        group = replica.info.spec.transfer_group
+        """Return another replica from which this one may copy, or which computes prompts for it; None for none."""
+        group, role = replica.info.spec.transfer_group, _SOURCES.get(replica.info.spec.role)
         others = (other for other in self._rotation.replicas.values() if other is not replica)
-        return next((other for other in others if group and other.info.spec.transfer_group == group), None)
+        specs = ((other, other.info.spec) for other in others)
+        return next((o for o, spec in specs if group and spec.transfer_group == group and spec.role is role), None)
 
     def _judge_copies(self, replica: LiveReplica, source: LiveReplica, outcome: ParityOutcome) -> None:
         """Let copies be made that were seen to be right, and none that were wrong."""

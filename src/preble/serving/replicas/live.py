@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
 from preble.background import Backoff
-from preble.core.cluster.replicas import longest_prompt
-from preble.core.types import TOKEN_BYTES, BlocksStored, PackedTokens, ReplicaId, Request, namespace_of
+from preble.core.cluster.replicas import NO_DECODE, NO_PREFILL, longest_prompt
+from preble.core.types import TOKEN_BYTES, BlocksStored, PackedTokens, ReplicaId, Request, Role, namespace_of
 from preble.core.types.life import Ended, Fact
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.errors import NoReplicaError, UnknownModel
@@ -118,7 +118,7 @@ class ModelReplicas:
 class LiveReplicas(dict[ReplicaId, LiveReplica]):
     """The table of live replicas by id, in the order in which they joined. `Rotation` alone adds and removes them.
 
-    `num_taking`: how many take new requests, since they are not drained.
+    `num_taking`: how many take new requests: they are not drained, and one that decodes has another that prefills.
     `take_cache_salts`: whether every live replica keeps KV of different cache salts apart. `longest_prompt`: in tokens,
     that one of them takes; infinity where it is not known. `one_model`: whether all of them run the same base model.
     """
@@ -142,7 +142,7 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
     def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
         """Have a replica checked that has failed a request, or does not know its model (404): another may run there."""
         if isinstance(fact, Ended) and (fact.status == _NOT_FOUND or fact.outcome.blames_replica):
-            self.suspect(placed.placement.replica_id)
+            self.suspect(placed.blamed)
 
     def add(self, replica: LiveReplica) -> None:
         self[replica.engine.replica_id] = replica
@@ -172,7 +172,7 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
         self._changed()
 
     def _changed(self) -> None:
-        self.num_taking = len(self) - len(self.held_back)
+        self.num_taking = self.num_able()
         self._of_model.clear()
         of_all = self.of_model(None)
         self.longest_prompt, self.one_model = of_all.longest_prompt, of_all.base_model != ""
@@ -182,6 +182,23 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
         if (change := self._next_change) is not None:
             self._next_change = None
             change.set_result(None)
+
+    def num_able(self, without: Collection[LiveReplica] = ()) -> int:
+        """Return how many could take new requests if these were gone. It does not look whether roles fit each other."""
+        roles = Counter(
+            replica.info.spec.role
+            for replica_id, replica in self.items()
+            if replica_id not in self.held_back and replica not in without
+        )
+        return roles[Role.MIXED] + (roles[Role.DECODE] if roles[Role.PREFILL] else 0)
+
+    @property
+    def lacks(self) -> str | None:
+        """Why no replica takes requests; None if one does."""
+        if self.num_taking:
+            return None
+        roles = {replica.info.spec.role for replica in self.values()}
+        return NO_DECODE if roles == {Role.PREFILL} else NO_PREFILL if roles == {Role.DECODE} else "no replica is up"
 
     def next_change(self) -> asyncio.Future[None]:
         """Return what is done at the next change of the table. Others wait for it too: do not cancel it."""
@@ -237,11 +254,11 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
             return ""
 
     def able_to_serve(self, request: Request, model: str | None) -> frozenset[ReplicaId]:
-        """Return the live replicas that take requests for the model and can hold the prompt. Raises: UnknownModel."""
+        """Return the live replicas that answer requests for the model and can hold the prompt. Raises: UnknownModel."""
         unable = self.of_model(model).others | request.avoid | self.held_back
         length = request.num_prompt_tokens
-        able = (r for r, replica in self.items() if r not in unable and length <= longest_prompt(replica.info.spec))
-        return frozenset(able)
+        specs = {r: replica.info.spec for r, replica in self.items() if r not in unable}
+        return frozenset(r for r, s in specs.items() if s.role is not Role.PREFILL and length <= longest_prompt(s))
 
     def with_base_model(self, info: EngineInfo) -> EngineInfo:
         """Return `info` with the replica's base model, named as on the live replicas that share one of its names."""

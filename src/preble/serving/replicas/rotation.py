@@ -10,7 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 
-from preble.core.types import BlocksEvicted, BlocksStored, CacheChange, CacheCleared, EventsLost, KvEvent, ReplicaId
+from preble.core.types import (
+    BlocksEvicted,
+    BlocksStored,
+    CacheChange,
+    CacheCleared,
+    EventsLost,
+    KvEvent,
+    ReplicaId,
+    Role,
+)
 from preble.core.types.life import Lost
 from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.engines.http import HttpClient
@@ -38,7 +47,8 @@ class Rotation:
         """Add a replica to the rotation. `suspect`: as `LiveReplica`'s, shared by the ranks of one server."""
         replica_id = engine.replica_id
         info = self.replicas.with_base_model(info)
-        if self.scheduler.cost_model.link_s(1) == inf:  # no copy pays, so nobody need look for one
+        copies = info.spec.role is Role.MIXED
+        if copies and self.scheduler.cost_model.link_s(1) == inf:  # no copy pays, so nobody need look for one
             info = replace(info, spec=replace(info.spec, transfer_group=""))
         before = self.scheduler.snapshot()
         self.scheduler.add_replica(info.spec, self._loop.time())

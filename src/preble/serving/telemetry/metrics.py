@@ -223,8 +223,8 @@ class Telemetry:
         else:
             self.numbers.add("preble_finished_total", placed.model, outcome)
         if outcome.blames_replica:
-            self.numbers.add("preble_engine_errors_total", placement.replica_id, placed.model, outcome)
-            self.log.warning("engine_error", replica=placement.replica_id, kind=str(outcome), error=end.text)
+            self.numbers.add("preble_engine_errors_total", placed.blamed, placed.model, outcome)
+            self.log.warning("engine_error", replica=placed.blamed, kind=str(outcome), error=end.text)
         if placed.terms.caller.name:
             self._used(placed, end)
         if is_left_out:

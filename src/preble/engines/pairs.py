@@ -1,0 +1,215 @@
+"""Two replicas that answer one request together: one computes the prompt, the other decodes the answer.
+
+Whoever carries the request sees one engine, which answers as the one that decodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+
+from preble.core.types import ReplicaId
+from preble.engines.adapter import Engine, EngineInfo
+from preble.errors import EngineError, EngineFailed
+from preble.web.client.pool import Ongoing, Receiver
+from preble.web.messages import HeaderList
+
+PREFILL_S = 120.0
+"""How long the source has for its leg, its queue included. An SGLang whose other half is gone hangs for 300 s."""
+MOST_REFUSAL_BYTES = 64 * 1024
+"""Of a source's answer that is an error, and so the client's. More of it is left out."""
+
+Begin = Callable[[Receiver], Ongoing]
+
+
+class PairedEngine(Engine):
+    """The engine that decodes, for one request whose prompt `prefill` computes. An adapter defines `begin`."""
+
+    def __init__(self, decode: Engine, prefill: Engine) -> None:
+        super().__init__(decode.http)
+        self.decode, self.prefill = decode, prefill
+        self.adapters, self.model_path, self.rank = decode.adapters, decode.model_path, decode.rank
+        self.takes_cache_salt, self.takes_ids = decode.takes_cache_salt, decode.takes_ids
+
+    @property
+    def replica_id(self) -> ReplicaId:
+        return self.decode.replica_id
+
+    @property
+    def adapter(self) -> str:
+        return self.decode.adapter
+
+    @abstractmethod
+    def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
+        """Send what each of the two has to do; `receiver` hears of the answer of the one that decodes."""
+
+    async def probe(self) -> EngineInfo:
+        return await self.decode.probe()
+
+    async def check_ready(self) -> None:
+        await self.prefill.check_ready()
+        await self.decode.check_ready()
+
+    async def tokenize(self, body: bytes) -> list[int]:
+        return await self.decode.tokenize(body)
+
+    async def close(self) -> None:
+        """Close nothing: the connections are those of the two."""
+
+
+class PairedLegs:
+    """Both legs of a request, sent at the same time: an `Ongoing`.
+
+    `receiver` gets the answer of the one that decodes. If the source fails before that has sent anything, the other leg
+    is cancelled at once, and `receiver` gets the source's error (see `Engine.failed_leg`). One that is late has failed.
+    """
+
+    def __init__(self, pair: PairedEngine, receiver: Receiver) -> None:
+        self._pair = pair
+        self._receiver: Receiver | None = receiver
+        self._source: Ongoing | None = None
+        self._target: Ongoing | None = None
+        self._late: asyncio.TimerHandle | None = None
+
+    def begin(self, prefill: Begin, decode: Begin) -> None:
+        """Send both. Raises: EngineRefused: nothing was sent, or is any more."""
+        self._late = asyncio.get_running_loop().call_later(PREFILL_S, self._on_late)
+        try:
+            self._pair.failed_leg = self._pair.prefill.replica_id
+            self._source = prefill(_SourceLeg(self))
+            self._pair.failed_leg = None
+            self._target = decode(_TargetLeg(self))
+        except BaseException:
+            self.abort()
+            raise
+
+    def pause(self) -> None:
+        if self._target is not None:
+            self._target.pause()
+
+    def resume(self) -> None:
+        if self._target is not None:
+            self._target.resume()
+
+    def abort(self) -> None:
+        self._receiver = None
+        self._leave_source()
+        self._leave_target()
+
+    def _leave_source(self) -> None:
+        source, self._source = self._source, None
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        if source is not None:
+            source.abort()
+
+    def _leave_target(self) -> None:
+        target, self._target = self._target, None
+        if target is not None:
+            target.abort()
+
+    def _on_late(self) -> None:
+        self._late = None
+        text = f"has not computed the prompt for {self._pair.replica_id} within {PREFILL_S:g} s"
+        self.source_failed(self._pair.prefill.http.error(EngineFailed, text))
+
+    # the source's leg
+
+    def source_ended(self) -> None:
+        """The prompt is computed and sent."""
+        self._source = None
+        self._leave_source()
+
+    def source_failed(self, error: EngineError) -> None:
+        if self._takes_the_place():
+            self.pass_on(lambda receiver: receiver.failed(error))
+
+    def source_refused(self, status: int, headers: HeaderList, body: bytes) -> None:
+        """The source has answered with an error, which is the request's answer."""
+        if self._takes_the_place():
+            self.pass_on(lambda receiver: receiver.answered(status, headers))
+            self.pass_on(lambda receiver: receiver.received(body))
+            self.pass_on(lambda receiver: receiver.ended())
+
+    def _takes_the_place(self) -> bool:
+        """Return whether the source's failure is the answer: not if the other one answers all the same."""
+        self._leave_source()
+        if self._receiver is None or self.has_begun:
+            return False
+        self._pair.failed_leg = self._pair.prefill.replica_id
+        self._leave_target()
+        return True
+
+    # the leg that decodes
+
+    has_begun = False
+    """Whether anything of its answer has been passed on."""
+
+    def pass_on(self, say: Callable[[Receiver], None]) -> None:
+        """Tell the receiver, unless nobody wants the answer any more."""
+        if self._receiver is not None:
+            say(self._receiver)
+
+    def target_over(self) -> None:
+        """Its answer is over. What the source still does is for nothing."""
+        self._target = None
+        self._leave_source()
+
+
+class _SourceLeg:
+    """Reads the source's answer, and keeps nothing of it but an error."""
+
+    def __init__(self, legs: PairedLegs) -> None:
+        self._legs = legs
+        self._status = 0
+        self._headers: HeaderList = []
+        self._body = b""
+
+    def answered(self, status: int, headers: HeaderList) -> None:
+        self._status, self._headers = status, headers
+
+    def received(self, data: bytes) -> None:
+        if self._status >= 300:
+            self._body += data[: MOST_REFUSAL_BYTES - len(self._body)]
+
+    def ended(self) -> None:
+        if self._status < 300:
+            self._legs.source_ended()
+        else:
+            self._legs.source_refused(self._status, self._headers, self._body)
+
+    def failed(self, error: EngineError) -> None:
+        self._legs.source_failed(error)
+
+
+class _TargetLeg:
+    """Passes an answer on, its head with the first of its body: until then the source's error may take its place."""
+
+    def __init__(self, legs: PairedLegs) -> None:
+        self._legs = legs
+        self._head: tuple[int, HeaderList] | None = None
+
+    def answered(self, status: int, headers: HeaderList) -> None:
+        self._head = status, headers
+
+    def received(self, data: bytes) -> None:
+        self._begin()
+        self._legs.pass_on(lambda receiver: receiver.received(data))
+
+    def ended(self) -> None:
+        self._legs.target_over()
+        self._begin()
+        self._legs.pass_on(lambda receiver: receiver.ended())
+
+    def failed(self, error: EngineError) -> None:
+        self._legs.target_over()
+        self._begin()
+        self._legs.pass_on(lambda receiver: receiver.failed(error))
+
+    def _begin(self) -> None:
+        self._legs.has_begun = True
+        if self._head is not None:
+            (status, headers), self._head = self._head, None
+            self._legs.pass_on(lambda receiver: receiver.answered(status, headers))
