@@ -30,10 +30,11 @@ class InFlightTransfer:
 
     `leaf`: the last node that is in use on the source for it. `matched_tokens`: leading prompt tokens that are cached
     once it is there. `missed_tokens`, `prefill_s`: of the prompt, if it fails. `leg`: what the source computes for it
-    first, None for nothing.
+    first, None for nothing. `undisturbed_tokens`: to send while both links send nothing else, 0 where they do, or where
+    the source computes first.
     """
 
-    __slots__ = ("leaf", "leg", "matched_tokens", "missed_tokens", "prefill_s", "source")
+    __slots__ = ("leaf", "leg", "matched_tokens", "missed_tokens", "prefill_s", "source", "undisturbed_tokens")
 
     def __init__(
         self,
@@ -43,6 +44,7 @@ class InFlightTransfer:
         missed_tokens: int,
         prefill_s: float,
         leg: InFlightRequest | None = None,
+        undisturbed_tokens: int = 0,
     ) -> None:
         self.source = source
         self.leaf = leaf
@@ -50,6 +52,7 @@ class InFlightTransfer:
         self.missed_tokens = missed_tokens
         self.prefill_s = prefill_s
         self.leg = leg
+        self.undisturbed_tokens = undisturbed_tokens
 
 
 class InFlightRequest:

@@ -1,4 +1,4 @@
-"""The cost profile corrected while serving: two factors, one for prefill and one for decode, from live requests.
+"""The cost profile corrected while serving: a factor each for prefill, decode and links, from live requests.
 
 The shape of a profile is measured offline. In service its times are wrong mostly by a factor (another GPU, another
 clock, a server's overhead). Each factor follows the median of measured / predicted over the last requests: if one time
@@ -23,7 +23,7 @@ class RefitSettings:
     `interval_s`: the shortest time between two corrections. `num_samples`: the number of latest samples of each kind
     that count. `min_samples`: with fewer nothing is corrected. `max_step`: the largest factor by which a factor changes
     at once. `max_factor`: the largest distance from the profile, as a factor. `dead_band`: smaller relative changes are
-    ignored.
+    ignored. `link_memory_s`: without a copy for so long, what was learned of links is forgotten.
     """
 
     interval_s: float = 10.0
@@ -32,6 +32,7 @@ class RefitSettings:
     max_step: float = 1.25
     max_factor: float = 4.0
     dead_band: float = 0.03
+    link_memory_s: float = 300.0
 
 
 class PrefillSample:
@@ -75,12 +76,26 @@ class DecodeSample:
         return self.num_iterations * model.decode_iteration_s(self.num_sequences, self.context_tokens)
 
 
+class CopySample:
+    """A copy of `tokens` of KV for which both links were idle. `seconds`: from its placement until it was there."""
+
+    __slots__ = ("seconds", "tokens")
+
+    def __init__(self, tokens: int, seconds: float) -> None:
+        self.tokens = tokens
+        self.seconds = seconds
+
+    def predicted_s(self, model: CostModel) -> float:
+        return model.link_s(self.tokens) + model.link_latency_s
+
+
 @dataclass(frozen=True, slots=True)
 class CostFactors:
-    """What a profile's times are multiplied by."""
+    """What a profile's times are multiplied by; `link`: those of transfers between replicas."""
 
     prefill: float = 1.0
     decode: float = 1.0
+    link: float = 1.0
 
 
 def scaled(profile: CostProfile, factors: CostFactors) -> CostProfile:
@@ -102,6 +117,8 @@ def scaled(profile: CostProfile, factors: CostFactors) -> CostProfile:
         decode_base_s=factors.decode * base_s,
         decode_s_per_sequence=factors.decode * profile.decode_s_per_sequence,
         decode_s_per_context_token=factors.decode * profile.decode_s_per_context_token,
+        link_bytes_per_s=None if profile.link_bytes_per_s is None else profile.link_bytes_per_s / factors.link,
+        link_latency_s=factors.link * profile.link_latency_s,
     )
 
 
@@ -123,6 +140,8 @@ class CostRefit:
         self._profile = profile
         self._prefills: deque[PrefillSample] = deque(maxlen=self.settings.num_samples)
         self._decodes: deque[DecodeSample] = deque(maxlen=self.settings.num_samples)
+        self._copies: deque[CopySample] = deque(maxlen=self.settings.num_samples)
+        self._copied_at = -inf
         self._num_new = 0
         self._due_at: float | None = None
         self._last_at = -inf
@@ -137,6 +156,12 @@ class CostRefit:
     def note_decode(self, sample: DecodeSample, now: float) -> None:
         if sample.seconds > 0:
             self._decodes.append(sample)
+            self._note_new(now)
+
+    def note_copy(self, sample: CopySample, now: float) -> None:
+        if sample.seconds > 0:
+            self._copies.append(sample)
+            self._copied_at = now
             self._note_new(now)
 
     def _note_new(self, now: float) -> None:
@@ -155,14 +180,23 @@ class CostRefit:
             return None
         self._due_at, self._num_new, self._last_at = None, 0, now
         old = self.factors
-        new = CostFactors(self._moved(old.prefill, self._prefills), self._moved(old.decode, self._decodes))
-        if self._alike(new.prefill, old.prefill) and self._alike(new.decode, old.decode):
+        new = CostFactors(
+            self._moved(old.prefill, self._prefills), self._moved(old.decode, self._decodes), self._moved_link(now)
+        )
+        if all(map(self._alike, (new.prefill, new.decode, new.link), (old.prefill, old.decode, old.link))):
             return None
         self.factors = new
         self.model = CostModel(scaled(self._profile, new))
         return self.model
 
-    def _moved(self, factor: float, samples: deque[PrefillSample] | deque[DecodeSample]) -> float:
+    def _moved_link(self, now: float) -> float:
+        """Return the links' factor: the profile's once nothing was copied for long, else nobody would try again."""
+        if now - self._copied_at > self.settings.link_memory_s:
+            self._copies.clear()
+            return 1.0
+        return self._moved(self.factors.link, self._copies)
+
+    def _moved(self, factor: float, samples: deque[PrefillSample] | deque[DecodeSample] | deque[CopySample]) -> float:
         """Return the factor after one bounded step towards what the samples say."""
         if len(samples) < self.settings.min_samples:
             return factor

@@ -110,6 +110,8 @@ class InFlightTable:
         """What was to be sent to the replica has arrived. Changes nothing where nothing is on its way."""
         if entry.transfer is not None:
             entry.confirmed_tokens = max(entry.confirmed_tokens, entry.transfer.matched_tokens)
+            if entry.transfer.undisturbed_tokens:
+                self._timing.copied(entry.transfer.undisturbed_tokens, now - entry.placed_at, now)
             self._end_transfer(entry, now, work_done=True)
 
     def transfer_failed(self, entry: InFlightRequest, now: float) -> None:
@@ -217,9 +219,13 @@ class InFlightTable:
         leg = self._start_leg(entry, copy, now) if copy.is_split else None
         leaf = self._index.hold(copy.source, entry.leaf, copy.matched_tokens, now) if leg is None else leg.leaf
         whole_s = self._cluster.cost_model.prefill_s(num_tokens - here, here)
-        entry.transfer = InFlightTransfer(copy.source, leaf, copy.matched_tokens, num_tokens - here, whole_s, leg)
+        links = self._cluster.links
+        undisturbed = copy.tokens if leg is None and links.free_at(copy.source, entry.replica, now) == now else 0
+        entry.transfer = InFlightTransfer(
+            copy.source, leaf, copy.matched_tokens, num_tokens - here, whole_s, leg, undisturbed
+        )
         entry.waited_for_transfer = True
-        self._cluster.links.start(copy.source, entry.replica, copy.link_s, now)
+        links.start(copy.source, entry.replica, copy.link_s, now)
 
     def _start_leg(self, entry: InFlightRequest, copy: PrefixCopy, now: float) -> InFlightRequest:
         """Book what the source of a split computes: it waits in its queue, and the prompt is in use there.

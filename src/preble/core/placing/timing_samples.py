@@ -19,7 +19,7 @@ from typing import Final
 from preble.core.cluster.replicas import InFlightRequest
 from preble.core.cluster.speeds import LARGEST
 from preble.core.cluster.state import ClusterState
-from preble.core.costs.refit import CostRefit, DecodeSample, PrefillSample
+from preble.core.costs.refit import CopySample, CostRefit, DecodeSample, PrefillSample
 from preble.core.replica_index import ReplicaIndex
 
 MIN_PREFILL_TOKENS: Final = 256
@@ -88,6 +88,11 @@ class TimingSamples:
         entry.prefills_s = replica.prefills_s
         if entry.undisturbed and replica.num_placed == entry.number:
             entry.ttft_s = now - entry.placed_at
+
+    def copied(self, num_tokens: int, seconds: float, now: float) -> None:
+        """A copy is there that waited for no other, `seconds` after its placement."""
+        if self._refit is not None:
+            self._refit.note_copy(CopySample(num_tokens, seconds), now)
 
     def _note_queue(self, replica: _PlacedTimes, entry: InFlightRequest, now: float) -> None:
         """A prefill has ended just now."""

@@ -31,6 +31,7 @@ def of_scheduler(scheduler: GlobalScheduler, log: LogWriter | None = None) -> It
     yield _one("preble_replicated_prefixes", state.num_replicated_prefixes)
     yield _one("preble_cost_factor", state.cost_factors.prefill, "prefill")
     yield _one("preble_cost_factor", state.cost_factors.decode, "decode")
+    yield _one("preble_cost_factor", state.cost_factors.link, "link")
     yield _one("preble_load_window_seconds", state.window_s)
     for replica_id, replica in state.replicas.items():
         yield from _of_replica(replica_id, replica)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from preble.core.costs.model import CostModel, CostProfile
+from preble.core.costs.refit import RefitSettings
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
     BlocksStored,
@@ -329,3 +330,72 @@ def test_a_copy_that_comes_later_than_computing_is_weighed_but_not_made() -> Non
     assert placement.transfer is None
     ways = placement.candidates[1].ways
     assert ways is not None and ways.copied_s is not None and ways.copied_s > 4.0
+
+
+class Copying:
+    """Replica A computes and sends; B gets a copy whenever it is asked, each `slowness` times as late as the profile
+    says.
+    """
+
+    def __init__(self, slowness: float) -> None:
+        settings = {"refit": RefitSettings(min_samples=4, interval_s=0.0, link_memory_s=60.0)}
+        spec = {"block_size": BLOCK, "reports_events": True, "transfer_group": "all"}
+        self.made = scheduler_of("preble", A, B, model=CostModel(PROFILE), settings=settings, **spec)
+        self._slowness = slowness
+        self.now = 0.0
+
+    @property
+    def factor(self) -> float:
+        return self.made.snapshot().cost_factors.link
+
+    def copy(self, number: int, *, beside: bool = False) -> None:
+        """Copy one document; `beside`: while another one is copied."""
+        ids = [RequestId(f"{number}-{i}") for i in range(1 + beside)]
+        for i, request_id in enumerate(ids):
+            tokens = run_of(100 + 10 * number + i, 1000)
+            hashes = tuple(range((10 * number + i) * 1000, (10 * number + i) * 1000 + 1000 // BLOCK))
+            assert self.made.on_stored(BlocksStored(A, hashes, None, pack_tokens(tokens), BLOCK), self.now)
+            request = Request(request_id, pack_tokens([*tokens, *range(10)]), 1, avoid=frozenset({A}))
+            placement = self.made.place(request, self.now)
+            assert placement.transfer is not None
+        self.now += 0.11 * self._slowness
+        for request_id in ids[beside:]:
+            self.made.on_transferred(request_id, self.now)
+        for request_id in ids:
+            self.made.on_finish(request_id, 1, self.now)
+        self.tick()
+
+    def tick(self) -> None:
+        if (due := self.made.next_timer()) is not None and due <= self.now:
+            self.made.on_timer(self.now)
+        self.made.check()
+
+
+def test_links_that_are_slower_than_the_profile_says_are_learned() -> None:
+    cluster = Copying(2.0)
+    for number in range(40):
+        cluster.copy(number)
+    assert cluster.factor == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_copy_beside_another_one_says_nothing_of_the_link() -> None:
+    cluster = Copying(2.0)
+    for number in range(20):
+        cluster.copy(number, beside=True)
+    assert cluster.factor == 1.0
+
+
+def test_links_are_tried_again_once_nothing_was_copied_for_long() -> None:
+    cluster = Copying(2.0)
+    for number in range(40):
+        cluster.copy(number)
+    cluster.now += 61.0
+    for i in range(4):  # other requests go on
+        request = Request(RequestId(f"own-{i}"), pack_tokens(run_of(10_000 + i, 1000)), 1)
+        cluster.made.place(request, cluster.now)
+        cluster.now += 1.0
+        cluster.made.on_first_token(request.request_id, cluster.now)
+        cluster.now += 1.0
+        cluster.made.on_finish(request.request_id, 2, cluster.now)
+        cluster.tick()
+    assert cluster.factor == 1.0
