@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -16,12 +17,14 @@ import aiohttp
 import pytest
 
 from preble.core.types import ReplicaId
+from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.commands import free_ports
 from preble.engines.http import HttpClient
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.kv_wire import WireStored
 from preble.engines.vllm import VllmEngine
 from support.belief import newest_message, raw_events
+from support.linked import KV_BYTES, linked_profile
 from support.nixl_vllm import LEASE_S, counted, in_use, nixl_vllm, num_requests
 from support.questions import VllmReplica, asked
 from support.replicas import BLOCK_SIZE, KV_TOKENS, MODEL_NAME, TEST_TIMEOUT_S, RunningReplicas, running
@@ -82,11 +85,12 @@ STEPS = (
 
 @dataclass(frozen=True)
 class Pair:
-    """Two replicas, of which the second fetches from the first. `kv_bytes`: of a token."""
+    """Two replicas, real or emulated, of which the second fetches from the first. `kv_bytes`: of a token."""
 
     source: str
     target: str
     kv_bytes: int
+    is_real: bool
 
     async def post(self, url: str, prompt: list[int], **more: Any) -> tuple[int, dict[str, Any]]:
         body = {"model": MODEL_NAME, "prompt": prompt, **GREEDY, **more}
@@ -111,9 +115,13 @@ class Pair:
         since = [await newest_message(one) + 1 for one in endpoints]
         rng = Random(26)
         prompts = {step.name: rng.choices(range(100, 4000), k=step.length) for step in STEPS}
-        seen = {step.name: await self._take(step, prompts[step.name]) for step in STEPS}
+        seen = {step.name: await self._take(step, prompts[step.name]) for step in self.steps}
         stored = [await _stored(*one, prompts) for one in zip(endpoints, since, strict=True)]
         return {name: replace(one, stored=(stored[0][name], stored[1][name])) for name, one in seen.items()}
+
+    @property
+    def steps(self) -> list[Step]:
+        return [step for step in STEPS if self.is_real or "echo" not in step.more]
 
     async def _take(self, step: Step, prompt: list[int]) -> Seen:
         await self.have(self.source, prompt[: step.at_source])
@@ -168,6 +176,14 @@ class Pair:
             await eventually(partial(_is_idle, url), "it keeps no blocks")
 
 
+def of_whole_blocks(step: Step) -> Seen:
+    """Return what the emulator does: it fetches whole blocks, and computes the rest, at least one token."""
+    seen, whole = step.seen, (step.length - 1) // BLOCK_SIZE * BLOCK_SIZE
+    used, sent = whole - step.at_target, step.length // BLOCK_SIZE * BLOCK_SIZE - step.at_target
+    stored = tuple(min(number, WHOLE // BLOCK_SIZE) for number in seen.stored)  # nothing that it computes again
+    return Seen((seen.computed[0], step.length - whole), (used, sent), seen.cached, stored, seen.is_right)
+
+
 async def _is_idle(url: str) -> bool:
     return await in_use(url) == 0 and await num_requests(url) == 0
 
@@ -208,14 +224,31 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningReplic
         yield RunningReplicas(tuple(fleet.replicas[0] for fleet in fleets), loop)
 
 
-@pytest.fixture
-def pair(replicas: RunningReplicas) -> Pair:
-    replicas.revive()
-    return Pair(*replicas.urls, KV_BYTES_OF_TINY)
+@pytest.fixture(params=("emulated", "real"))
+async def pair(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Pair]:
+    if request.param == "real":
+        replicas = request.getfixturevalue("replicas")
+        replicas.revive()
+        yield Pair(*replicas.urls, KV_BYTES_OF_TINY, is_real=True)
+        return
+    profile = linked_profile(tmp_path, s_per_token=1e-6, bytes_per_s=1e9, latency_s=1e-3)
+    config = EmulatorConfig(
+        profile=str(profile),
+        model=MODEL_NAME,
+        kv_tokens=KV_TOKENS,
+        block_size=BLOCK_SIZE,
+        events_port=0,
+        nixl=True,
+        lease_s=LEASE_S,
+    )
+    async with AsyncExitStack() as stack:
+        source, target = [await stack.enter_async_context(EmulatorServer(config)) for _ in range(2)]
+        yield Pair(source.url, target.url, KV_BYTES, is_real=False)
 
 
 async def test_what_each_computes_sends_and_says(pair: Pair) -> None:
-    assert await pair.take_all() == {step.name: step.seen for step in STEPS}
+    expected = {step.name: step.seen if pair.is_real else of_whole_blocks(step) for step in pair.steps}
+    assert await pair.take_all() == expected
 
 
 async def test_a_chat_is_as_from_one_replica(pair: Pair) -> None:
@@ -257,7 +290,8 @@ async def test_what_nobody_fetches_is_kept_until_its_lease_ends(pair: Pair) -> N
     assert status == 200
     right = (await pair.ask(pair.source, prompt))["choices"]
     assert answer["choices"] != right, "nobody says that the KV is another's"
-    assert (await pair.ask(pair.target, prompt))["choices"] != right, "it is cached there from then on"
+    is_wrong = (await pair.ask(pair.target, prompt))["choices"] != right
+    assert is_wrong == pair.is_real, "it is cached there from then on; the emulator forgets it"
 
 
 async def test_two_that_fetch_the_same_at_once_are_both_right(pair: Pair) -> None:
@@ -296,8 +330,9 @@ async def test_a_source_that_cannot_be_reached_costs_its_request_or_fails_it(pai
     assert answer["choices"] == right["choices"]
     assert (await counted(pair.target)).since(before).computed == LENGTH
     other = Random(6).choices(range(100, 4000), k=LENGTH)
-    status, _ = await pair.post(pair.source, other, kv_transfer_params=params)
-    assert status == 500, "the policy `fail`"
+    if pair.is_real:
+        status, _ = await pair.post(pair.source, other, kv_transfer_params=params)
+        assert status == 500, "the policy `fail`"
     await pair.ask(pair.source, other)
     await pair.is_free()
 

@@ -30,6 +30,8 @@ from preble.logs import configure_logging
 @option("--host-tokens", "KV that it keeps on its host, too.", click.IntRange(min=0), default=0)
 @option("--store", "Where it shares KV with other emulated replicas.  [default: nowhere]", metavar="FOLDER")
 @option("--p2p", "Copy KV from other emulated replicas, as vLLM's p2p tier does.", is_flag=True)
+@option("--nixl", "Compute prompts that others fetch and decode, as vLLM with NIXL does.", is_flag=True)
+@option("--lease-s", "How long it keeps such a prompt.", POSITIVE_FLOAT, default=30.0)
 @option(
     "--role",
     "Only prefill for others, or only decode, as SGLang with --disaggregation-mode.  [default: both]",

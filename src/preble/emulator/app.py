@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import structlog
 
 import preble
@@ -14,6 +15,7 @@ from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
 from preble.emulator.events import KvEventPublisher, event_source
 from preble.emulator.generating import Generating, Models
+from preble.emulator.kept import KEPT_PATH, KeptKv, KeptName, address_in
 from preble.emulator.metrics import MetricsPage
 from preble.emulator.peers import BLOCKS_PATH
 from preble.emulator.placeholders import EmulatedMedia
@@ -52,7 +54,7 @@ class EmulatorApp:
         self._tokenizer = tokenizer
         self._publishers = publishers
         self._models_served = Models(config.model or profile)
-        self._topic = config.events_topic
+        self._topic, self._lease_s = config.events_topic, config.lease_s
         base = self._models_served.base
         self._metrics = MetricsPage(engines, base, config.metrics_block_size or config.block_size, role)
         self._profile = profile
@@ -80,6 +82,7 @@ class EmulatorApp:
             ("GET", "/version"): self._version,
             ("GET", "/server_info"): self._server_info,
             ("GET", BLOCKS_PATH): self._kv_blocks,
+            ("POST", KEPT_PATH): self._kept_kv,
         }
         self._owner = "preble-emulator"
         if role is not None:
@@ -169,11 +172,19 @@ class EmulatorApp:
         await exchange.json({"version": f"{preble.__version__}+preble-emulator"})
 
     async def _server_info(self, exchange: EmulatorRequest) -> None:
-        """Say that the p2p tier is where this request has come to."""
-        host, _, port = exchange.headers[b"host"].decode("latin-1").rpartition(":")
-        tiers = [{"type": "p2p", "host": host, "port": int(port)}] if self._engines[0].peers is not None else []
-        transfer = {"kv_connector_extra_config": {"secondary_tiers": tiers}}
+        """Say how it sends KV: the p2p tier is where this request has come to."""
+        host, port = address_in(exchange.headers)
+        tiers = [{"type": "p2p", "host": host, "port": port}] if self._engines[0].peers is not None else []
+        transfer: dict[str, Any] = {"kv_connector_extra_config": {"secondary_tiers": tiers}}
+        if self._engines[0].kept is not None:
+            transfer |= {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+            transfer["kv_connector_extra_config"]["kv_lease_duration"] = self._lease_s
         await exchange.json({"vllm_config": {"kv_transfer_config": transfer}})
+
+    async def _kept_kv(self, exchange: EmulatorRequest) -> None:
+        name = msgspec.json.decode(await exchange.read(), type=KeptName).name
+        kept = self._engines[0].kept
+        await exchange.json(kept.take(name) if kept is not None else KeptKv([], is_other=True))
 
     async def _kv_blocks(self, exchange: EmulatorRequest) -> None:
         await exchange.json(sorted(self._engines[0].scheduler.cached_hashes()))

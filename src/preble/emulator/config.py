@@ -27,6 +27,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     answers as SGLang does; None for both. The profile's link sends KV. `bootstrap_port`: where those that decode find
     one that prefills, 0 lets the system choose. `decode_caches`: one that decodes keeps a prefix cache. `failures`: the
     share of transfers to it that fail.
+    `nixl`: one computes a prompt that another one fetches, as vLLM with NIXL does, and keeps it for `lease_s`.
     `replay_batches`: of KV events that can be asked for again.
     `drops_last_block`: computes the last block that it finds cached, as with speculative decoding. `said_events_port`:
     where it says that its KV events are, None for the truth.
@@ -57,6 +58,8 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bootstrap_port: int = 0
     decode_caches: bool = False
     failures: float = 0.0
+    nixl: bool = False
+    lease_s: float = 30.0
     replay_batches: int = 10_000
     drops_last_block: bool = False
     said_events_port: int | None = None
@@ -82,6 +85,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _require(self.host_tokens >= 0, f"host_tokens must be at least 0, got {self.host_tokens}")
         _require(self.store is None or Path(self.store).is_dir(), f"there is no folder {self.store!r} for the store")
         _require(0 <= self.failures <= 1, f"failures must be from 0 to 1, got {self.failures}")
+        _require(self.lease_s > 0, f"lease_s must be more than 0, got {self.lease_s}")
         _require(self.speed > 0, f"speed must be more than 0, got {self.speed}")
         _require(
             self.kv_tokens is None or self.kv_tokens >= 2 * self.block_size,

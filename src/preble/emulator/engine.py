@@ -17,6 +17,7 @@ from preble.core.replica.sequence import Finished
 from preble.core.types import TOKEN_BYTES, BlockHash, PackedTokens, ReplicaId, Request, RequestId, Tier, pack_tokens
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.events import KvEventPublisher
+from preble.emulator.kept import KeptPrompts
 from preble.emulator.peers import KvSource, PeerTier, SharedId, num_cached_blocks
 from preble.emulator.tiers import EmulatedTiers
 from preble.emulator.tokenizer import EmulatedTokenizer
@@ -115,6 +116,7 @@ class EmulatedEngine:
             config.host_tokens // config.block_size, Path(config.store) if config.store else None
         )
         self.peers = PeerTier() if config.p2p else None
+        self.kept = KeptPrompts(self.scheduler, config.lease_s) if config.nixl else None
         self._death: Exception | None = None
         self.copied_tokens = 0
         """Prompt tokens that other replicas have sent."""
@@ -168,12 +170,15 @@ class EmulatedEngine:
             with self.peers.using(source, [prompt.tokens for prompt in prompts]):
                 blocks, one = await self.peers.blocks(source), prompts[0]
                 come = num_cached_blocks(one.tokens, one.namespace, self.block_size, blocks) * self.block_size
-                link_s = self._cost_model.link_s(come)
-                takes_s = link_s + self._cost_model.link_latency_s if 0.0 < link_s < inf else 0.0
-                await asyncio.sleep(takes_s / self._speed)
+                await asyncio.sleep(self.link_s(come))
                 yield [replace(prompt, copied=blocks) for prompt in prompts]
         except SharedId as death:
             raise self.die(death) from death
+
+    def link_s(self, num_tokens: int) -> float:
+        """Return how long so many tokens take that another replica sends."""
+        link_s = self._cost_model.link_s(num_tokens)
+        return (link_s + self._cost_model.link_latency_s) / self._speed if 0.0 < link_s < inf else 0.0
 
     def die(self, death: Exception) -> RequestError:
         """End the engine, as a bug of a real one does. Returns what its request is told."""

@@ -38,6 +38,7 @@ from preble.emulator.protocol import (
     server_sent,
 )
 from preble.emulator.rooms import PairFailed, Prefill
+from preble.emulator.sources import keep, with_kv
 from preble.emulator.tokenizer import EmulatedTokenizer
 from preble.emulator.web import EmulatorRequest
 from preble.engines.media_marks import with_stand_ins
@@ -246,14 +247,17 @@ class Generating:
         )
         try:
             with exchange.unless_gone():
-                async with self._generation(self._chosen(exchange), prompts, body) as generation:
+                engine = self._chosen(exchange)
+                async with self._generation(engine, prompts, body) as generation:
                     if body.stream:
                         await exchange.stream(answer.events(generation))
+                        keep(engine, body.kv_transfer_params, prompts, exchange.headers, {})  # and nobody is told
                         return answer.streamed[-1] if answer.streamed else None
                     whole = await answer.whole(generation)
         except PairFailed as failure:
             await self._fail(failure, exchange, is_streamed=bool(body.stream))
             return None
+        keep(engine, body.kv_transfer_params, prompts, exchange.headers, whole)
         await exchange.json(whole)
         return whole
 
@@ -265,7 +269,7 @@ class Generating:
             async with self._role.generating(self._engines, engine, body, prompts) as generation:
                 yield generation
             return
-        async with engine.copying(body.kv_source, prompts) as given:
+        async with with_kv(engine, body.kv_transfer_params, prompts) as given:
             with engine.generate(given) as generation:
                 yield generation
 

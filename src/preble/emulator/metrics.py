@@ -66,6 +66,9 @@ class MetricsPage(Collector):
                 "external_kv_transfer": lambda e: e.reused_copied_tokens,
             },
         )
+        if self._engines[0].kept is not None:
+            name, text = "vllm:nixl_bytes_transferred_sum", "Bytes of KV that were fetched."
+            yield self._of_each(GaugeMetricFamily(name, text, labels=_LABELS), lambda engine: engine.copied_bytes)
         if self._engines[0].peers is not None:
             yield self._by_label("kv_offload_tiering_read_bytes", "tier", {"1:p2p": lambda e: e.copied_bytes})
             yield self._by_label("prompt_tokens_cached_by_source", "source", {"p2p": lambda e: e.copied_tokens})

@@ -32,9 +32,16 @@ class KvSource(msgspec.Struct):
 
 
 class KvTransfer(msgspec.Struct):
-    """`kv_transfer_params` of a body."""
+    """`kv_transfer_params` of a body: of the p2p tier, and of NIXL."""
 
     remote_kv_source: KvSource | None = None
+    do_remote_decode: bool = False
+    do_remote_prefill: bool = False
+    remote_request_id: str = ""
+    remote_host: str = ""
+    remote_port: int = 0
+    remote_num_tokens: int = 0
+    remote_prefill_cached_tokens: int = 0
 
 
 class SharedId(Exception):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import PackedTokens
-from preble.emulator.peers import KvSource, KvTransfer
+from preble.emulator.peers import KvTransfer
 from preble.errors import RequestError
 from preble.prompts.endpoints import bodies
 from preble.prompts.endpoints.shared_fields import has_value
@@ -61,11 +61,6 @@ class _GenerationBody(PairedBody, kw_only=True):
     kv_transfer_params: KvTransfer | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
-
-    @property
-    def kv_source(self) -> KvSource | None:
-        """From where its KV is to be copied."""
-        return None if self.kv_transfer_params is None else self.kv_transfer_params.remote_kv_source
 
     @property
     def includes_usage(self) -> bool:

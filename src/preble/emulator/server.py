@@ -111,6 +111,9 @@ class EmulatorServer:
                 task.cancel()
             outcomes = await asyncio.gather(*self._tasks, return_exceptions=True)
             self._close_publishers()
+            for engine in self.engines:
+                if engine.kept is not None:
+                    engine.kept.close()
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
