@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -37,16 +36,8 @@ class Emulated:
     decode: EmulatorServer
     pair: Pair
 
-    async def num_waiting(self, server: EmulatorServer) -> float:
-        async with self.pair.http.get(server.url + "/metrics") as answer:
-            [value] = re.findall(r"^sglang:num_\w+_queue_reqs\{.*\} (\S+)", await answer.text(), re.MULTILINE)
-        return float(value)
-
     async def waits(self, server: EmulatorServer, number: int) -> None:
-        async def is_so() -> bool:
-            return await self.num_waiting(server) == number
-
-        await eventually(is_so, f"{number} requests wait for their other leg")
+        await eventually(partial(self.pair.has_waiting, server.url, number), f"{number} wait for their other leg")
 
 
 @asynccontextmanager
@@ -216,7 +207,7 @@ async def test_a_full_replica_keeps_its_partner_from_computing() -> None:
             await prefilling
             asked = asyncio.create_task(pair.answered(OTHER))
             await both.waits(both.prefill, 1)
-            assert await both.num_waiting(both.decode) == 0, "it waits for room, not for KV"
+            assert await both.pair.num_waiting(both.decode.url) == 0, "it waits for room, not for KV"
             assert not asked.done()
         assert [answer.status for answer in await asked] == [200, 200]
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from preble.engines import commands, connect, guard
 from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
 from preble.errors import ConfigError, EngineGone, EngineTimeout
+from support.pairs import pair_of
 from support.waiting import PATIENCE_S, eventually
 
 FAKE = Path(__file__).parent.parent / "support" / "fake_vllm.py"
@@ -254,6 +256,10 @@ def test_wrong_options_are_refused(options: Any) -> None:
         commands_for(options("./nowhere"))
     with pytest.raises(ConfigError, match="needs a model"):
         commands_for(LaunchOptions(engine="vllm", replicas=1, log_dir=Path("logs")))
+    with pytest.raises(ConfigError, match="no fixed roles"):
+        commands_for(options(roles=("prefill", "decode")))
+    with pytest.raises(ConfigError, match="1 roles are given for 2 replicas"):
+        commands_for(options(roles=("prefill",)))
 
 
 def test_each_gpu_replica_gets_a_gpu_of_its_own(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,6 +346,26 @@ def test_sglang_of_our_own_environment_starts_through_the_launcher_for_cpus(
     assert len({load, events["endpoint"], events["replay_endpoint"], f"tcp://*:{command.port}"}) == 4
 
 
+def test_sglang_of_fixed_roles_sends_kv_as_a_cpu_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / ".engines" / "sglang" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {"engine": "sglang", "log_dir": tmp_path, "model": "org/model"}
+    prefill, decode = commands_for(LaunchOptions(replicas=2, roles=("prefill", "decode"), **given))
+
+    def value(argv: tuple[str, ...], name: str) -> str:
+        return argv[argv.index(name) + 1]
+
+    for command, role in ((prefill, "prefill"), (decode, "decode")):
+        assert value(command.argv, "--disaggregation-mode") == role
+        assert value(command.argv, "--disaggregation-transfer-backend") == "nixl"
+    assert value(decode.argv, "--disaggregation-decode-retraction-backup") == "cpu_tensor"
+    bootstrap_port = value(prefill.argv, "--disaggregation-bootstrap-port")
+    assert bootstrap_port not in " ".join(prefill.argv).replace(f"bootstrap-port {bootstrap_port}", "")
+    assert "--disaggregation-bootstrap-port" not in decode.argv
+
+
 def test_any_other_sglang_is_asked_to_serve_on_the_gpus_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,3 +416,16 @@ async def test_emulated_replicas_are_found_ready_with_their_events(tmp_path: Pat
             await client.close()
             assert (info.engine, info.spec.kv_capacity_tokens) == ("emulator", 4096)
             assert info.spec.reports_events
+
+
+async def test_who_decodes_hears_late_that_who_prefilled_was_killed(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"roles": ("prefill", "decode"), "extra_args": ("--speed", "100")}
+    fleet = Fleet(LaunchOptions(engine="emulator", replicas=2, log_dir=tmp_path / "logs", **given))
+    async with fleet, pair_of(fleet, "tiny-cpu") as pair:
+        assert [answer.status for answer in await pair.answered([1, 2, 3])] == [200, 200]
+        waiting = asyncio.create_task(pair.ask(pair.decode, {**pair.body([1, 2, 3]), **pair.room()}))
+        await eventually(partial(pair.has_waiting, pair.decode), "its partner has no such request")
+        await fleet.replicas[0].kill()
+        answer = await waiting
+        assert answer.status == 500
+        assert "Lost connection with prefill instance" in answer.fields["message"]

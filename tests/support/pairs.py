@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from random import SystemRandom
 from typing import Any
 
 import aiohttp
+
+from preble.engines.launch import Fleet
 
 COMPLETIONS = "/v1/completions"
 NO_TRANSFER = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}
@@ -46,6 +51,17 @@ class Pair:
     bootstrap_port: int
     model: str
 
+    async def num_waiting(self, url: str) -> float:
+        """Return how many requests there wait for their other leg, as SGLang counts them."""
+        async with self.http.get(url + "/metrics") as answer:
+            text = await answer.text()
+        kind = "prefill_bootstrap" if url == self.prefill else "decode_transfer"
+        [value] = re.findall(rf"^sglang:num_{kind}_queue_reqs\{{.*\}} (\S+)", text, re.MULTILINE)
+        return float(value)
+
+    async def has_waiting(self, url: str, number: int = 1) -> bool:
+        return await self.num_waiting(url) == number
+
     def room(self, **others: Any) -> dict[str, Any]:
         """Return the fields of a new room."""
         number = SystemRandom().randrange(1, 2**63 - 1)
@@ -75,3 +91,13 @@ class Pair:
     async def answered(self, prompt: Any, **others: Any) -> tuple[Answer, Answer]:
         """Return what both answer in a new room."""
         return await self.both({**self.body(prompt, **others), **self.room()})
+
+
+@asynccontextmanager
+async def pair_of(fleet: Fleet, model: str) -> AsyncIterator[Pair]:
+    """Give the two replicas of a fleet that runs, the prefilling one first."""
+    prefill, decode = fleet.urls
+    async with aiohttp.ClientSession() as http:
+        async with http.get(prefill + "/server_info") as answer:
+            port = (await answer.json())["disaggregation_bootstrap_port"]
+        yield Pair(http, prefill, decode, port, model)

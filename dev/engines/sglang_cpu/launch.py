@@ -18,6 +18,8 @@ if "--enable-hierarchical-cache" in sys.argv:
     import host_memory  # noqa: F401 (importing it is what makes that option work)
 if "--enable-lora" in sys.argv:
     import unpinned  # noqa: F401 (likewise)
+if "--disaggregation-mode" in sys.argv:
+    import kv_on_host  # noqa: F401 (likewise)
 
 
 def main(argv: list[str]) -> None:

@@ -147,7 +147,7 @@ class EmulatedEngine:
         Raises: PromptTooLong, RequestError: one of them cannot be served; then none is started.
         """
         for prompt in prompts:
-            self._require_fit(prompt)
+            self.require_fit(prompt)
         generation = Generation(num_open=len(prompts))
         started: list[RequestId] = []
         try:
@@ -188,10 +188,11 @@ class EmulatedEngine:
 
     def num_blocks_of(self, prompt: Prompt) -> int:
         """Return how many blocks a prompt and its answer take. Raises: PromptTooLong."""
-        self._require_fit(prompt)
+        self.require_fit(prompt)
         return -(-(len(prompt.tokens) // TOKEN_BYTES + prompt.output_tokens) // self.block_size)
 
-    def _require_fit(self, prompt: Prompt) -> None:
+    def require_fit(self, prompt: Prompt) -> None:
+        """Raises: PromptTooLong: it and its answer are longer than any that is served."""
         num_prompt = len(prompt.tokens) // TOKEN_BYTES
         if num_prompt + prompt.output_tokens > self.max_model_len:
             raise PromptTooLong(

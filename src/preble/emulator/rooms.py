@@ -114,6 +114,8 @@ class Prefill:
             with engine.generate(ones) as generation:
                 yield generation
             return
+        for prompt in prompts:
+            engine.require_fit(prompt)
         async with AsyncExitStack() as stack:
             rooms = [await stack.enter_async_context(self._until_wanted(one.room)) for one in at]
             done = Generation(num_open=len(ones))

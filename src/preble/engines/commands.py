@@ -38,6 +38,9 @@ MIN_PORTS = 1000
 """To choose from; with fewer, fleets that start at the same time would choose the same."""
 
 
+Role = Literal["prefill", "decode"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
     """What to start.
@@ -47,7 +50,8 @@ class LaunchOptions:
     engine's own choice. `device`: "auto" takes the CPU for the environments of `dev/setup.py` and GPUs, one for
     each replica, for any other engine where there are some. `threads`: of each replica on a CPU; None gives each its
     part of the processors. `executable`: the vllm or sglang program. `dev_endpoints`: with vLLM's /reset_prefix_cache
-    and the like. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`:
+    and the like. `roles`: of each replica, of SGLang or emulated, where they prefill or decode only; empty where all do
+    both. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`:
     time between asking a replica to end and killing it.
     """
 
@@ -63,6 +67,7 @@ class LaunchOptions:
     threads: int | None = None
     executable: Path | None = None
     dev_endpoints: bool = False
+    roles: tuple[Role, ...] = ()
     extra_args: tuple[str, ...] = ()
     ready_timeout_s: float = 300.0
     grace_s: float = 10.0
@@ -85,11 +90,15 @@ def commands_for(options: LaunchOptions) -> list[Command]:
     """Return one command for each replica. Raises: ConfigError: something is missing or does not fit."""
     if options.replicas < 1:
         raise ConfigError(f"{options.replicas} replicas cannot be started; give at least 1")
+    if options.roles and len(options.roles) != options.replicas:
+        raise ConfigError(f"{len(options.roles)} roles are given for {options.replicas} replicas")
     if options.engine == "emulator":
-        return [_emulator_command(options) for _ in range(options.replicas)]
+        return [_emulator_command(options, role) for role in _roles(options)]
     _check_model(options)
     if options.engine == "sglang":
         return _sglang_commands(options)
+    if options.roles:
+        raise ConfigError("vLLM has no fixed roles: each of its replicas prefills and decodes; leave the roles out")
     return _vllm_commands(options)
 
 
@@ -101,12 +110,18 @@ def _check_model(options: LaunchOptions) -> None:
         raise ConfigError(f"there is no model folder {options.model!r}")
 
 
-def _emulator_command(options: LaunchOptions) -> Command:
+def _roles(options: LaunchOptions) -> tuple[Role | None, ...]:
+    return options.roles or (None,) * options.replicas
+
+
+def _emulator_command(options: LaunchOptions, role: Role | None) -> Command:
     [http] = free_ports(1)
     argv = [sys.executable, "-m", "preble", "emulate", "--profile", options.profile or DEFAULT_PROFILE]
     argv += ["--port", str(http), "--events-port", "0"]
     if options.kv_tokens is not None:
         argv += ["--kv-tokens", str(options.kv_tokens)]
+    if role is not None:
+        argv += ["--role", role]
     return Command((*argv, *options.extra_args), dict(os.environ), http)
 
 
@@ -180,12 +195,13 @@ def _threads(options: LaunchOptions) -> int:
 
 def _sglang_commands(options: LaunchOptions) -> list[Command]:
     program, is_own = find_sglang(options.executable)
-    return [_sglang_command(options, program, of_one) for of_one in _gpus_for(options, is_own=is_own)]
+    gpus = _gpus_for(options, is_own=is_own)
+    return [_sglang_command(options, program, *one) for one in zip(gpus, _roles(options), strict=True)]
 
 
-def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str | None) -> Command:
+def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str | None, role: Role | None) -> Command:
     ranks = num_ranks(options.extra_args)
-    http, events, *more = free_ports(1 + 3 * ranks)
+    http, events, *more = free_ports(2 + 3 * ranks)
     replay, load = more[ranks - 1], more[2 * ranks - 1]  # each rank takes the port after the one before
     argv = [*program, "--model-path", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
     argv += ["--page-size", str(SGLANG_PAGE_SIZE), "--enable-cache-report", "--enable-metrics"]
@@ -195,6 +211,8 @@ def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str 
         argv += ["--served-model-name", options.served_model_name]
     if options.max_model_len is not None:
         argv += ["--context-length", str(options.max_model_len)]
+    if role is not None:
+        argv += _role_args(role, bootstrap_port=more[3 * ranks - 1], is_on_cpu=gpus is None)
     environ = _environment(options)
     kv_tokens = options.kv_tokens
     if gpus is None:
@@ -209,6 +227,17 @@ def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str 
         argv += ["--max-total-tokens", str(kv_tokens)]
     # Its /health computes a token each time.
     return Command((*argv, *options.extra_args), environ, http, ready_path="/v1/models")
+
+
+def _role_args(role: Role, *, bootstrap_port: int, is_on_cpu: bool) -> list[str]:
+    args = ["--disaggregation-mode", role]
+    if role == "prefill":
+        args += ["--disaggregation-bootstrap-port", str(bootstrap_port)]
+    if is_on_cpu:
+        args += ["--disaggregation-transfer-backend", "nixl"]
+        if role == "decode":  # its default is memory of CUDA
+            args += ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
+    return args
 
 
 def find_vllm(executable: Path | None) -> Path:

@@ -219,7 +219,8 @@ class Fleet:
         """`on_ready` is called with each replica as it gets ready. Raises: ConfigError."""
         self._options = options
         self._on_ready = on_ready
-        names = [f"{options.engine}-{i}" for i in range(options.replicas)]
+        kinds = options.roles or (options.engine,) * options.replicas
+        names = [f"{kind}-{i}" for i, kind in enumerate(kinds)]
         self.replicas = tuple(
             ReplicaProcess(name, command, options.log_dir / f"{name}.log", grace_s=options.grace_s)
             for name, command in zip(names, commands_for(options), strict=True)
