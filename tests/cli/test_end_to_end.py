@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,22 @@ def test_up_serves_and_one_signal_stops_all_of_it(preble: type[Running], tmp_pat
     up.process.send_signal(how)
     assert up.end() == 0, up.lines
     assert up.left_behind() == []
+
+
+@linux_only
+@pytest.mark.slow
+def test_up_starts_replicas_of_fixed_roles_and_serves_with_pairs_of_them(preble: type[Running], tmp_path: Path) -> None:
+    roles = ("--prefill", "1", "--decode", "2")
+    up = preble("up", "--engine", "emulator", *roles, "--port", "0", "--log-dir", str(tmp_path))
+    url = up.wait_for(r"listening on (http://\S+)$")[1]
+    until_up(url, 3)
+    headers, answer = ask(url, {"prompt": "one two three", "max_tokens": 3})
+    assert answer["usage"]["completion_tokens"] == 3  # type: ignore[index]
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 0, up.lines
+    ready = dict(re.findall(r"(\w+)-\d+ is ready at (\S+)", "\n".join(up.lines)))
+    assert set(ready) == {"prefill", "decode"}
+    assert headers["x-preble-replica"] != ready["prefill"], "it answers as the one that decodes"
 
 
 @linux_only

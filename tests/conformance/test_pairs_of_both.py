@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from preble.config import TimeoutsConfig
 from preble.engines.launch import Fleet, LaunchOptions
+from support.gateways import quick_gateway
 from support.own_pair import pair_options
 from support.pairs import NO_TRANSFER, Answer, Pair, pair_of
 from support.replicas import KV_TOKENS, MAX_MODEL_LEN, MODEL_NAME, PAGE_SIZE, TEST_TIMEOUT_S
@@ -111,6 +113,18 @@ async def too_long(pair: Pair, prompt: list[int], other: list[int]) -> Any:
     return [answer.status for answer in answers]
 
 
+async def placed(pair: Pair, prompt: list[int], other: list[int]) -> Any:
+    """Ask a gateway before both, which knows nothing of them but their addresses."""
+    told_directly = [(await pair.answered(one))[1] for one in (prompt, other)]
+    settings: dict[str, Any] = {"engine": "auto", "timeouts": TimeoutsConfig(no_replica_wait_s=60.0)}
+    async with quick_gateway((pair.prefill, pair.decode), "preble", **settings) as gateway:
+        given = [await pair.ask(gateway.url, pair.body(one)) for one in (prompt, other)]
+        streamed = await pair.ask(gateway.url, pair.body(prompt, stream=True))
+    text = "".join(choice["text"] for event in streamed.fields for choice in event["choices"])
+    same = [a.text == b.text for a, b in zip(given, told_directly, strict=True)]
+    return [told(answer) for answer in given], same, streamed.status, text == given[0].text
+
+
 STEPS: tuple[Step, ...] = (
     right,
     partial(right, max_tokens=1),
@@ -122,6 +136,7 @@ STEPS: tuple[Step, ...] = (
     used_again,
     in_room_0,
     too_long,
+    placed,
 )
 
 

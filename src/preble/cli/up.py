@@ -18,6 +18,7 @@ from preble.errors import ConfigError
 from preble.logs import LogLosses, configure_logging
 
 if TYPE_CHECKING:
+    from preble.engines.commands import Role
     from preble.engines.launch import Fleet, LaunchOptions
     from preble.gateway.server import Gateway
 
@@ -29,6 +30,8 @@ EMULATED_PROFILE = "a6000-mistral-7b"
 @option("--engine", "What the replicas run.", click.Choice(("vllm", "sglang", "emulator")), required=True)
 @option("--model", "A folder or a name on the hub; emulated: any name.", metavar="PATH|NAME")
 @option("--replicas num_replicas", "How many to start.", POSITIVE, default=2)
+@option("--prefill", "Start this many that only prefill, and those of --decode, instead.", POSITIVE)
+@option("--decode", "Start this many that only decode (SGLang, emulated).", POSITIVE)
 @option("--host", "Address of the gateway.  [default: 127.0.0.1]")
 @option("--port", "Port of the gateway; 0 lets the system choose.  [default: 8000]", PORT)
 @policy_option(default=None)
@@ -47,6 +50,8 @@ def command(
     engine: Literal["vllm", "sglang", "emulator"],
     model: str | None,
     num_replicas: int,
+    prefill: int | None,
+    decode: int | None,
     host: str | None,
     port: int | None,
     policy: str | None,
@@ -72,9 +77,15 @@ def command(
       preble up --engine vllm --model org/large --replicas 2 -- --tensor-parallel-size 4
       preble up --engine vllm --model .engines/models/tiny-llama -- --max-num-seqs 8
       preble up --engine sglang --model .engines/models/tiny-llama
+      preble up --engine emulator --prefill 2 --decode 6
     """
     from preble.engines.launch import LaunchOptions
 
+    if (prefill is None) != (decode is None):
+        raise ConfigError("give --prefill and --decode together: one cannot serve without the other")
+    prefills: tuple[Role, ...] = ("prefill",)
+    decodes: tuple[Role, ...] = ("decode",)
+    roles = prefills * (prefill or 0) + decodes * (decode or 0)
     if engine == "emulator":
         profile = profile or EMULATED_PROFILE
     elif model is None:
@@ -86,7 +97,8 @@ def command(
     _check(flags)
     options = LaunchOptions(
         engine=engine,
-        replicas=num_replicas,
+        replicas=len(roles) or num_replicas,
+        roles=roles,
         log_dir=log_dir,
         model=model,
         profile=profile,

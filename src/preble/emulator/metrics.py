@@ -56,7 +56,8 @@ class MetricsPage(Collector):
             yield self._of_each(GaugeMetricFamily(f"vllm:{name}", text, labels=_LABELS), gauge)
         for (name, text), counter in counters.items():
             yield self._of_each(CounterMetricFamily(f"vllm:{name}", text, labels=_LABELS), counter)
-        yield self._cache_config()
+        if self._role is None:  # by which vLLM is recognised
+            yield self._cache_config()
         yield self._by_label(
             "prompt_tokens_by_source",
             "source",

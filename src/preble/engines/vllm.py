@@ -104,7 +104,7 @@ class VllmEngine(ReportingEngine):
     async def recognizes(cls, http: HttpClient) -> bool:
         """Return whether it is vLLM or the emulator: only these have metrics of vLLM's names."""
         answer = await http.ask("/metrics")
-        return _is_emulated(answer) or (answer.status == 200 and b"vllm:cache_config_info" in answer.content)
+        return answer.status == 200 and b"vllm:cache_config_info" in answer.content
 
     async def probe(self) -> EngineInfo:
         """Ask what it serves, how large its cache is and where its KV events are. Raises: EngineError."""
