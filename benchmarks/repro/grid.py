@@ -2,13 +2,13 @@
 
     python benchmarks/repro/grid.py                # the screen: few policies, one seed (half an hour on one core)
     python benchmarks/repro/grid.py --full         # then larger clusters, more seeds where it is close, more policies
-    python benchmarks/repro/grid.py --only harm    # cells whose names begin so
+    python benchmarks/repro/grid.py --only harm --full    # cells whose names begin so (five minutes, core compiled)
     python benchmarks/repro/grid.py --list
     python benchmarks/repro/grid.py --draw         # fill in the pages from the results that are there
 
 Each cell is a comparison as `preble compare` makes it: every policy's capacity is searched, then all run at parts of
 the best one's. Runs last three of the policy's windows and end early where it is clear what they say. Each cell has a
-file in benchmarks/results/grid/; what was interrupted goes on where it was.
+file in benchmarks/results/grid/; what was interrupted goes on where it was. To play a cell anew, remove its file.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ BLOCK_TOKENS = 64
 ROOM_TOKENS = 20_000
 """KV of a replica beside what is meant for prefixes: the requests that run need it."""
 SCREEN_GROUPS = ("four", "harm")
+GROUPS = ("map", "pure", "harm", "case")
+"""How names of cells begin. Each group is a result of its own: one can be of today's policy without the others."""
 WARM_LOAD = 0.6
 """How busy the replicas are in the warm-up, in which every prefix is computed once."""
 
@@ -321,8 +323,7 @@ def main() -> None:
         screen(cells)
         if options.full:
             refine(cells)
-        if cells == [*CELLS.values()]:
-            note("grid")
+        note(*(f"grid_{group}" for group in GROUPS if group.startswith(options.only)))
     draw_page()
 
 

@@ -1,6 +1,6 @@
 """Two recorded traces that nobody tuned the default policy to: one look at each, whatever it shows.
 
-    PREBLE_DATA=data python benchmarks/repro/held_out.py      # half an hour on one core; goes on where it was
+    PREBLE_DATA=data python benchmarks/repro/held_out.py      # a quarter of an hour, core compiled; goes on
     python benchmarks/repro/held_out.py --seeds 1             # the first seed alone; more can follow
     python benchmarks/repro/held_out.py --draw                # fill in the page from the results
 

@@ -1,7 +1,7 @@
 """Which policy made the kept results: a digest of what it decides, the commit and the day.
 
     python benchmarks/repro/made_by.py            # list results of an earlier policy, and say so on the pages
-    python benchmarks/repro/made_by.py grid       # note that today's policy made these
+    python benchmarks/repro/made_by.py grid_map   # note that today's policy made these
 
 Scripts that keep a result note it themselves. Kept: benchmarks/results/made_by.json.
 """
@@ -31,8 +31,11 @@ DEAR = MappingProxyType(
         "gains": "a quarter of an hour on the compiled core",
         "gateway_ranking": "half an hour of a machine that does nothing else",
         "gateways": "an hour",
-        "grid": "some hours",
-        "held_out": "some hours",
+        "grid_case": "some hours",
+        "grid_harm": "five minutes, compiled",
+        "grid_map": "half an hour, compiled",
+        "grid_pure": "a minute, compiled",
+        "held_out": "a quarter of an hour, compiled",
         "policy_steps": "six minutes, compiled",
         "real_check": "an hour of a machine that does nothing else, with engines",
         "real_copies": "half an hour, with engines",
@@ -47,7 +50,10 @@ MARKS = MappingProxyType(
         "gains": ("gains", "value:gain-"),
         "gateway_ranking": ("gateway-agreement",),
         "gateways": ("gateways.",),
-        "grid": ("grid-", "value:case-", "value:harm-", "value:map-"),
+        "grid_case": ("grid-cases", "value:case-"),
+        "grid_harm": ("grid-harm", "value:harm-"),
+        "grid_map": ("grid-capacity", "grid-latency", "grid-everybody", "value:map-"),
+        "grid_pure": ("grid-pure",),
         "held_out": ("held-out", "value:held-out"),
         "policy_steps": ("knobs", "rivals", "steps"),
         "real_check": ("real-check", "value:real-"),

@@ -13,7 +13,7 @@ PLAYS = ("preble.lab.sim import", "preble.lab.compare import compare", "cpu_engi
 """What a script that judges a policy has in it."""
 NOT_NOTED = {
     "cpu_engines": "for `backends`, `fidelity` and `real_check`, which note it",
-    "evaluation_cases": "cases of `grid`",
+    "evaluation_cases": "cases of `grid_case`",
     "fairness": "one replica: no policy chooses",
     "gateway_ranking": "`gateway_ranking_case` notes it",
     "hard_cases": "has a digest in each outcome",
