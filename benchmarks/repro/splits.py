@@ -14,17 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from random import Random
 
 import msgspec
 from cases import Kept, change, play_and_draw
 from made_by import values
 from page import fill
 
-from preble.core.policies.preble import Preble, _Delays
-from preble.core.policies.transfers import TransferOptions
-from preble.core.policies.view import Choice, ClusterView
-from preble.core.types import Placement, Reason, TransferKind
+from preble.core.types import Placement, TransferKind
 from preble.decisions.settings import make_scheduler
 from preble.lab.metrics.steady import steadiness
 from preble.lab.sim import SimConfig, SimLinks, Simulation
@@ -69,7 +65,7 @@ CASES: Mapping[str, Case] = {
     "programming": Case("programming", 1500, 15),
     "video": Case("video", 1500, 5, options={"num_prefixes": 116}, pools=()),
     "embodied agent": Case("agent", 4000, 120, pools=()),
-    "nothing shared, 512 out, 7B": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(), profile=MISTRAL),
+    "nothing shared, 512 out, 7B": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(2, 3), profile=MISTRAL),
     "tool use, 7B": Case("toolbench", 3000, 45, pools=(), profile=MISTRAL),
     "long documents, 7B": Case("longdoc", 1500, 2.5, options={"num_prefixes": 40}, pools=(), profile=MISTRAL),
     "programming, 7B": Case("programming", 1500, 15, pools=(), profile=MISTRAL),
@@ -103,26 +99,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         return self.case, self.way, self.seed
 
 
-class Pools(Preble):
-    """Fixed pools: the first `size` replicas compute every prompt, the others decode every answer.
-
-    Each pool has the sum of `preble` for itself, so prompts go to where their prefixes are.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"{size} prefill")
-        self._size = size
-
-    def choose(self, view: ClusterView, rng: Random) -> Choice:
-        delays = _Delays(view, self._ttft_value, self._crowding)
-        delays.least(view, rng)
-        source = min(range(self._size), key=lambda i: delays[i].cost_s)
-        target = min(range(self._size, len(delays)), key=lambda i: delays[i].load_s)
-        own_s = view.waiting_prefill_s[view.replicas[source]] + (delays[source].own_prefill_s or 0.0)
-        split = TransferOptions(view).split(source, target, own_s)
-        return Choice(view.replicas[target], Reason.POLICY, (), split)
-
-
 def ways(case: Case) -> list[str]:
     """Return the ways in which a case is run."""
     return [*(f"chunk {chunk}" for chunk in CHUNKS), "split", *(f"{size} prefill" for size in case.pools)]
@@ -147,15 +123,18 @@ def measure(name: str, way: str, seed: int) -> Measured:
         replicas=case.replicas,
         seed=seed,
         max_batch_tokens=chunk,
-        links=SimLinks(bytes_per_s=case.link * 1e9, splits=not way.startswith("chunk")),
+        links=SimLinks(
+            bytes_per_s=case.link * 1e9,
+            splits=way == "split",
+            prefill=int(way.split()[0]) if way.endswith("prefill") else 0,
+        ),
     )
-    policy = Pools(int(way.split()[0])) if way.endswith("prefill") else None
     kinds: list[TransferKind | None] = []
 
     def on_placement(placement: Placement, now: float) -> None:
         kinds.append(placement.transfer.kind if placement.transfer is not None else None)
 
-    scheduler = make_scheduler(config.scheduler_settings, config.told_profile, policy)
+    scheduler = make_scheduler(config.scheduler_settings, config.told_profile)
     with fewer_collections():
         result = Simulation(config, workload, scheduler=scheduler, on_placement=on_placement).run()
     steady = steadiness(result.records, until_s=max(request.arrival_s or 0.0 for request in workload.openers))

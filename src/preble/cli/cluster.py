@@ -28,6 +28,7 @@ def simulated_cluster(
     link_gb_per_s: float | None,
     transfer_groups: tuple[str, ...],
     splits: bool,
+    prefill: int | None,
     **rest: Any,
 ) -> SimConfig:
     """Return the cluster for `cluster_options` and other fields of `SimConfig`. Raises: ConfigError."""
@@ -40,9 +41,9 @@ def simulated_cluster(
     links = None
     if link_gb_per_s is not None:
         groups = tuple(tuple(names.split(",")) for names in transfer_groups)
-        links = SimLinks(bytes_per_s=link_gb_per_s * 1e9, groups=groups, splits=splits)
-    elif transfer_groups or splits:
-        given = "--transfer-group" if transfer_groups else "--splits"
+        links = SimLinks(bytes_per_s=link_gb_per_s * 1e9, groups=groups, splits=splits, prefill=prefill or 0)
+    elif transfer_groups or splits or prefill:
+        given = "--transfer-group" if transfer_groups else "--splits" if splits else "--prefill"
         raise ConfigError(f"{given} needs the links' rate: add --link-gb-per-s")
     script = tuple(Failure.parse(text) for text in failures)
     return SimConfig(
@@ -171,5 +172,11 @@ cluster_options = all_of(
         metavar="REPLICA,...",
     ),
     option("--splits", "One replica may also compute a prompt whose answer another one decodes.", is_flag=True),
+    option(
+        "--prefill",
+        "The first N replicas only compute prompts, and the others only decode.  [default: each does both]",
+        POSITIVE,
+        metavar="N",
+    ),
 )
 """Those of a simulated cluster, without policy and seed; `simulated_cluster` reads them."""

@@ -11,7 +11,7 @@ import msgspec
 from preble.core.costs.model import CostProfile
 from preble.core.costs.refit import CostFactors, scaled
 from preble.core.replica.waiting_queue import QueueOrder
-from preble.core.types import ReplicaId
+from preble.core.types import ReplicaId, Role
 from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
 from preble.plugins.policies import make_policy
@@ -101,15 +101,18 @@ class SimLinks(msgspec.Struct, frozen=True, kw_only=True):
 
     `bytes_per_s`: of each link in each direction. `latency_s`: of a copy, beside its time on the link. `groups`: names
     of the replicas that can copy from each other, for each group; none for all of them, those that join included.
-    `splits`: one of a group may also compute a prompt for another one, which decodes the answer.
+    `splits`: one of a group may also compute a prompt for another one, which decodes the answer. `prefill`: so many
+    replicas, the first ones, only compute prompts, and all others only decode; 0: none has a fixed role.
     """
 
     bytes_per_s: float
     latency_s: float = 0.005
     groups: tuple[tuple[str, ...], ...] = ()
     splits: bool = False
+    prefill: int = 0
 
     def __post_init__(self) -> None:
+        _require(not (self.splits and self.prefill), "splits choose roles for each request; leave out one of both")
         _require(0 < self.bytes_per_s < math.inf, f"a link needs a positive rate, got {self.bytes_per_s}")
         _require(self.latency_s >= 0, f"a link's latency must not be negative, got {self.latency_s}")
         names = [name for group in self.groups for name in group]
@@ -186,6 +189,12 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
         """KV blocks of one replica with all of its share."""
         return self._blocks(1.0)
 
+    def role_of(self, replica_id: ReplicaId) -> Role:
+        """Return the role of the replica of this name."""
+        if self.links is None or not self.links.prefill:
+            return Role.MIXED
+        return Role.PREFILL if replica_id in self.initial_replicas[: self.links.prefill] else Role.DECODE
+
     def blocks_of(self, replica_id: str) -> int:
         """Return the KV blocks of the replica of this name."""
         return self._blocks(self.kv_shares.get(replica_id, 1.0))
@@ -223,6 +232,11 @@ class SimConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.links is not None:
             unknown = {name for group in self.links.groups for name in group} - known
             _require(not unknown, f"a transfer group names {', '.join(sorted(unknown))}, which is never there")
+            _require(
+                0 <= self.links.prefill < max(self.replicas, 1),
+                f"of {self.replicas} replicas at most {self.replicas - 1} can only compute prompts, got "
+                f"{self.links.prefill}",
+            )
             _require(
                 self.profile.kv_bytes_per_token is not None,
                 f"links need a profile with kv_bytes_per_token, and {self.profile.name!r} has none",

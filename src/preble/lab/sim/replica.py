@@ -48,6 +48,7 @@ class SimReplica:
             reports_events=config.event_delay_s is not None,
             transfer_group="" if config.links is None else config.links.group_of(replica_id),
             splits=config.links is not None and config.links.splits,
+            role=config.role_of(replica_id),
         )
 
     def load(self, request: Request, kept: frozenset[int]) -> bool:

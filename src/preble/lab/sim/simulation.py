@@ -76,7 +76,7 @@ class Simulation:
         self._timers = Timers(self._scheduler)
         self._agenda = Agenda()
         self._fleet = SimFleet(self._agenda, self._after_iteration)
-        self._transfers = Transfers(self._fleet, self._agenda, self._cost_model, self._transferred)
+        self._transfers = Transfers(self._fleet, self._agenda, self._cost_model, self._transferred, self._lost_source)
         self._drained: frozenset[ReplicaId] = frozenset()
         self._calls: dict[RequestId, Call] = {}
         self._records: list[RequestRecord] = []
@@ -207,6 +207,12 @@ class Simulation:
         assert call.replica is not None
         self._tell(call.replica, partial(self._tell_transferred, call.request.request_id, has_come), now)
         self._deliver(call, call.replica, now)
+
+    def _lost_source(self, call: Call, now: float) -> None:
+        """Place a request anew whose prompt cannot come: its replica only decodes."""
+        self._timers.scheduler.on_finish(call.request.request_id, 0, now)
+        call.delivered = True  # to a pair, which counts as one attempt
+        self._rescue(call, now)
 
     def _deliver(self, call: Call, replica: SimReplica, now: float) -> None:
         """Deliver a request to its replica, unless that was lost meanwhile and the request placed again."""

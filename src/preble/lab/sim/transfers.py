@@ -11,7 +11,7 @@ from math import inf
 
 from preble.core.costs.model import CostModel
 from preble.core.replica.sequence import Finished
-from preble.core.types import TOKEN_BYTES, PackedTokens, Placement, Request, Transfer, TransferKind
+from preble.core.types import TOKEN_BYTES, PackedTokens, Placement, Request, Role, Transfer, TransferKind
 from preble.errors import RequestError
 from preble.lab.sim.agenda import Agenda, Priority
 from preble.lab.sim.calls import Call
@@ -47,29 +47,40 @@ class Copy:
         self._request, self._source, self._target = request, source, target
         self._lent = source.local.lend(request)
 
+    @property
+    def has_source(self) -> bool:
+        """Whether its source was not lost."""
+        return self._source.is_alive
+
     def end(self) -> bool:
         """Put what was sent into the target's cache. Return False if there was nothing, or the source was lost.
 
         Another request may have had it computed there meanwhile.
         """
         self._source.local.take_back(self._lent)
-        if not self._source.is_alive:
+        if not self.has_source:
             return False
         return self._target.load(self._request, self._lent.hashes) or self._target.caches(self._lent.hashes)
 
 
 class Transfers:
     """The transfers that are under way. `on_end` hears of each that is over, and whether the prefix is there; not of
-    one whose request has been placed again since.
+    one whose request has been placed again since. `on_lost` hears instead of one that lost its source, where the target
+    only decodes.
     """
 
     def __init__(
-        self, fleet: SimFleet, agenda: Agenda, cost_model: CostModel, on_end: Callable[[Call, bool, float], None]
+        self,
+        fleet: SimFleet,
+        agenda: Agenda,
+        cost_model: CostModel,
+        on_end: Callable[[Call, bool, float], None],
+        on_lost: Callable[[Call, float], None],
     ) -> None:
         self._fleet = fleet
         self._agenda = agenda
         self._links = _Links(cost_model)
-        self._on_end = on_end
+        self._on_end, self._on_lost = on_end, on_lost
 
     def start(self, call: Call, placement: Placement, now: float) -> None:
         """Let a placement's copy wait for the links, or its source compute the prompt."""
@@ -126,5 +137,9 @@ class Transfers:
         has_come = copy is not None and copy.end()
         if not has_come:
             call.leg_cached = None
-        if call.placement is placement and call.replica is not None:
+        if call.placement is not placement or call.replica is None:
+            return
+        if call.replica.spec.role is Role.DECODE and (copy is None or not copy.has_source):
+            self._on_lost(call, now)
+        else:
             self._on_end(call, has_come, now)
