@@ -139,7 +139,7 @@ _SENTENCES: Mapping[Reason, Callable[[Decision], str]] = MappingProxyType(
 def _by_delay(decision: Decision) -> str:
     """Return why the policy `preble` chose it: the request adds the least delay there, to all requests together."""
     if len(decision.candidates) == 1:
-        return f"{_prompt(decision)}. {decision.replica} is the only one that could take it."
+        return f"{_prompt(decision)}. {decision.replica} is the only one that could take it{_paired(decision)}."
     ties = _ties(decision)
     who = f"one of {ties + 1}, drawn by lot," if ties else "the one"
     where = (
@@ -148,11 +148,12 @@ def _by_delay(decision: Decision) -> str:
     )
     transfer = decision.transfer
     if transfer is not None and transfer.kind is TransferKind.PREFILL:
-        where += (
-            f"; {transfer.source} computes the prompt and sends {transfer.tokens} tokens there, in "
-            f"{transfer.seconds:.3f} s, so that answers do not stand still meanwhile. Its sum alone has the standstill "
-            "that awaits the answer; the ways below can be compared"
-        )
+        where += _paired(decision)
+        if any(candidate.ways is not None for candidate in decision.candidates):  # else its role is fixed
+            where += (
+                ", so that answers do not stand still meanwhile. Its sum alone has the standstill that awaits the "
+                "answer; the ways below can be compared"
+            )
     elif transfer is not None:
         where += (
             f"; {transfer.tokens} of the {decision.matched_tokens} cached tokens are copied there from "
@@ -161,6 +162,16 @@ def _by_delay(decision: Decision) -> str:
     elif decision.reason is Reason.REPLICATE:
         where += f", although only {decision.matched_tokens} are cached there: the replica computes its prefix too"
     return f"{_prompt(decision)}. {where}."
+
+
+def _paired(decision: Decision) -> str:
+    """Return what another replica does for it, as the end of a sentence; nothing where it needs none."""
+    transfer = decision.transfer
+    if transfer is None or transfer.kind is not TransferKind.PREFILL:
+        return ""
+    return (
+        f"; {transfer.source} computes the prompt and sends {transfer.tokens} tokens there, in {transfer.seconds:.3f} s"
+    )
 
 
 _RULES: Mapping[Reason, str] = MappingProxyType(

@@ -26,7 +26,7 @@ from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.pairs import PairedEngine, PairedLegs
 from preble.engines.reporting import ReportingEngine, bracketed
-from preble.errors import EngineError, EngineRefused
+from preble.errors import EngineError, EngineRefused, RequestError
 from preble.web.client.pool import Ongoing, Receiver
 
 OWNER = "sglang"
@@ -42,6 +42,7 @@ _BOOTSTRAP_PORT = 8998
 _ROOM_BITS = 63
 _PAIRED = b'{"bootstrap_host":'
 """How the body begins that both of a pair get."""
+_OF_STREAMS = frozenset({"stream", "stream_options"})
 _NO_TRANSFER: Mapping[str, str | int] = MappingProxyType(
     {"bootstrap_host": "2.2.2.2", "bootstrap_port": _BOOTSTRAP_PORT, "bootstrap_room": 0}
 )
@@ -279,15 +280,56 @@ def with_fields(body: bytes, fields: Mapping[str, str | int]) -> bytes:
 
 
 class SglangPair(PairedEngine):
-    """Two SGLang replicas, one with each role. Both get the same request at once, and meet by its room."""
+    """Two SGLang replicas, one with each role. Both get the same request at once, and meet by its room.
+
+    Only the one that decodes streams: in a stream the source's failure would be an event, after a status of 200.
+    """
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
+        """Raises: EngineRefused. RequestError: it asks for several answers, which would end the engine in one room."""
+        if _asks_for_several(body):
+            raise RequestError("replicas that prefill for others give one answer to a prompt; leave out `n`", param="n")
         host, _, port = (self.prefill.kv_peer or "").rpartition(":")
         room = draw_room(self.prefill.num_ranks, self.prefill.rank or 0)
         both = with_fields(body, {"bootstrap_host": host, "bootstrap_port": int(port), "bootstrap_room": room})
         legs = PairedLegs(self, receiver)
-        legs.begin(partial(self.prefill.begin, path, both, headers), partial(self.decode.begin, path, both, headers))
+        first = _unstreamed(both)
+        legs.begin(partial(self.prefill.begin, path, first, headers), partial(self.decode.begin, path, both, headers))
         return legs
+
+
+class _Several(msgspec.Struct):
+    """What decides how many answers a body asks for."""
+
+    n: Any = None
+    best_of: Any = None
+    sampling_params: Any = None
+
+
+def _asks_for_several(body: bytes) -> bool:
+    """Return whether a body asks for more than one answer.
+
+    >>> _asks_for_several(b'{"prompt": "x", "n": 2}'), _asks_for_several(b'{"text": "x", "sampling_params": {"n": 1}}')
+    (True, False)
+    """
+    try:
+        asked = msgspec.json.decode(body, type=_Several)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    sampling = asked.sampling_params if isinstance(asked.sampling_params, dict) else {}
+    return any(isinstance(number, int) and number > 1 for number in (asked.n, asked.best_of, sampling.get("n")))
+
+
+def _unstreamed(body: bytes) -> bytes:
+    """Return the same request for an answer that comes whole.
+
+    >>> _unstreamed(b'{"prompt":"x","stream":true,"stream_options":{}}')
+    b'{"prompt":"x"}'
+    """
+    if b'"stream' not in body:
+        return body
+    fields = msgspec.json.decode(body, type=dict[str, Raw])
+    return msgspec.json.encode({name: value for name, value in fields.items() if name not in _OF_STREAMS})
 
 
 def draw_room(num_ranks: int, rank: int) -> int:

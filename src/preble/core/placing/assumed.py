@@ -81,6 +81,8 @@ class AssumedRequests:
         if matched is None:
             matched = self._tracker.trusted_tokens(replica, request, match)
         matched = min(max(matched, 0), num_tokens)
+        if self._cluster.replicas.decoding >> replica & 1:
+            matched = num_tokens  # another replica computes the prompt
         prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
         expected = expected_output_tokens(match.path, self._cluster.window.mean_answer_tokens)
         self._in_flight.start(

@@ -203,11 +203,13 @@ class GlobalScheduler:
     def _commit(self, view: ClusterView, choice: Choice, replica: ReplicaIndex) -> Placement:
         request, copy, transfer = view.request, choice.copy, None
         if copy is None:
-            matched = view.matched_on(replica)
+            cached = matched = view.matched_on(replica)
             prefill_s = view.own_prefill_s(replica)
             ttft_s = view.ttft_s(replica, prefill_s)
         else:
-            matched = copy.matched_tokens
+            cached = matched = copy.matched_tokens
+            if self._replicas.decoding >> replica & 1:
+                cached = copy.source_tokens
             prefill_s = view.prefill_s(matched)
             waiting_s = max(view.waiting_prefill_s[replica], copy.seconds)
             ttft_s = waiting_s + prefill_s * view.slowness(replica)
@@ -226,7 +228,7 @@ class GlobalScheduler:
             request.request_id,
             self._replicas.replica_id(replica),
             choice.reason,
-            matched,
+            cached,
             request.num_prompt_tokens,
             choice.candidates,
             self._replicas.untrusted_ids,

@@ -92,7 +92,7 @@ class Pairs:
         decode_s = view.decode_pace * view.cost_model.decode_sequence_s(view.request.num_prompt_tokens)
         return Candidate(
             view.replica_id(target),
-            split.matched_tokens,
+            split.source_tokens,
             2.0 * decode_s * together * slowness,
             0.0,
             self._source_s + _TTFT_VALUE * (ready_s - self._own_s + step_s),

@@ -242,7 +242,8 @@ class Transfer:
 class Placement:
     """Where a request goes and why. Like `Request` made once and not changed; a frozen one takes eight times as long.
 
-    `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed.
+    `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed; where roles are
+    fixed, on the replica that computes the prompt.
     `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
     did not count, see `GlobalScheduler.set_trust`. `predicted_ttft_s`, `predicted_tpot_s`: seconds from here to the
     first token, and between two further ones; None where nobody has predicted it. `transfer`: what another replica is

@@ -19,6 +19,9 @@ from preble.core.types import (
     TransferKind,
     pack_tokens,
 )
+from preble.core.types.life import Started
+from preble.decisions.explain import explain
+from preble.decisions.recent import PlacedAt, RecentDecisions
 from preble.errors import NoReplicaError
 from support.by_hand import A, B, C, D, run_of, scheduler_of
 
@@ -120,6 +123,20 @@ def test_the_window_keeps_the_work_of_each_pool_so_that_later_prompts_avoid_a_bu
     rows = made.snapshot().replicas
     assert rows[source_of(first)].load_s > 1.0
     assert 0.0 < rows[first.replica_id].load_s < 1.0
+
+
+def test_what_is_matched_is_what_the_source_has_cached_and_an_explanation_names_both() -> None:
+    made = fleet()
+    recent = RecentDecisions("preble", 10)
+    ask(made, "first", DOC)
+    finish(made, "first")
+    placement = ask(made, "again", DOC)
+    assert placement.matched_tokens == 990
+    recent.on(PlacedAt(placement, 0.0), Started(), 0.0)
+    (decision,) = recent.of_request("again")
+    text = " ".join(explain(decision).split())
+    assert f"{source_of(placement)} computes the prompt and sends 990 tokens there" in text
+    assert "990 are cached at best" in text
 
 
 def test_without_a_link_in_the_profile_pairs_are_made_all_the_same() -> None:

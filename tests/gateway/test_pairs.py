@@ -1,0 +1,190 @@
+"""A gateway before emulated replicas with fixed roles: pairs of them answer, and what becomes of a pair that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from preble.config import AuthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.core.types import TransferKind
+from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.engines import pairs
+from preble.gateway.server import Gateway
+from preble.serving.parity.report import ParityOutcome
+from support.gateways import QUICK, gateway_before, idle
+from support.waiting import eventually
+
+BLOCK = 16
+PROMPT = list(range(1, 20 * BLOCK + 6))
+ADMIN = AuthConfig(admin_keys=("root",))
+WORK = re.compile(r"(vllm:num_requests_(running|waiting)|sglang:num_\w+_queue_reqs)\b")
+ROLES = ("prefill", "prefill", "decode", "decode")
+
+
+class Fleet:
+    """A gateway before emulated replicas with these roles."""
+
+    def __init__(self, servers: list[EmulatorServer], gateway: Gateway, http: aiohttp.ClientSession) -> None:
+        self.servers = servers
+        self.gateway = gateway
+        self.http = http
+
+    async def post(self, path: str = "/v1/completions", **body: object) -> tuple[int, Any]:
+        body = {"prompt": PROMPT, "max_tokens": 4, **body} if path == "/v1/completions" else body
+        async with self.http.post(path, json=body) as answer:
+            return answer.status, json.loads(await answer.text()) if not body.get("stream") else await answer.text()
+
+    async def ask(self, **body: object) -> Any:
+        status, answer = await self.post(**body)
+        assert status == 200, answer
+        return answer
+
+    def of_role(self, role: str) -> list[EmulatorServer]:
+        return [server for server in self.servers if server.config.role == role]
+
+    def decision(self) -> Any:
+        return next(iter(self.gateway.serving.recent.latest(1)))
+
+    async def is_idle(self) -> None:
+        """Nothing is in flight any more, in the gateway and in the replicas."""
+        await idle(self.gateway)
+        await eventually(self.replicas_are_idle, "all has ended at the replicas")
+
+    async def replicas_are_idle(self) -> bool:
+        return not sum([await self.work_of(server) for server in self.servers])
+
+    async def works(self, role: str) -> bool:
+        return bool(sum([await self.work_of(server) for server in self.of_role(role)]))
+
+    async def work_of(self, server: EmulatorServer) -> float:
+        """Requests that run or wait there, those that wait for their other leg among them."""
+        async with self.http.get(server.url + "/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if WORK.match(line))
+
+
+@asynccontextmanager
+async def fleet(*roles: str, speed: float = 50.0, **settings: Any) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        servers = [
+            await stack.enter_async_context(
+                EmulatorServer(EmulatorConfig(port=0, profile="a6000-mistral-7b", speed=speed, role=role))  # type: ignore[arg-type]
+            )
+            for role in roles
+        ]
+        replicas = [ReplicaConfig(server.url) for server in servers]
+        given = {"auth": ADMIN, "health": QUICK, **settings}
+        gateway = await stack.enter_async_context(gateway_before(replicas, **given))
+        headers = {"Authorization": "Bearer root"}
+        http = await stack.enter_async_context(aiohttp.ClientSession(gateway.url, headers=headers))
+        yield Fleet(servers, gateway, http)
+
+
+async def test_a_cold_prompt_and_a_cached_one_are_answered_as_one_pair_answers_them() -> None:
+    async with fleet(*ROLES) as it:
+        first, again = await it.ask(), await it.ask()
+        assert first["choices"][0]["text"] == again["choices"][0]["text"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 20 * BLOCK
+        decision = it.decision()
+        assert decision.transfer.kind is TransferKind.PREFILL
+        assert decision.transfer.source in [server.url for server in it.of_role("prefill")]
+        assert decision.replica in [server.url for server in it.of_role("decode")]
+        await it.is_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_each_endpoint_is_answered_by_pairs(stream: bool) -> None:
+    chat = {"messages": [{"role": "user", "content": "Where is the fox?"}], "max_tokens": 4, "stream": stream}
+    async with fleet(*ROLES) as it:
+        for path, body in (("/v1/completions", {"stream": stream}), ("/v1/chat/completions", chat)):
+            status, answer = await it.post(path, **body)
+            assert status == 200, answer
+            if stream:
+                assert answer.rstrip().endswith("[DONE]") and "error" not in answer
+        await it.is_idle()
+
+
+async def test_requests_at_once_share_no_room() -> None:
+    async with fleet(*ROLES) as it:
+        prompts = [[i, *PROMPT] for i in range(2, 22)]
+        alone = [(await it.ask(prompt=prompt))["choices"][0]["text"] for prompt in prompts]
+        together = await asyncio.gather(*(it.ask(prompt=prompt) for prompt in prompts))
+        assert [answer["choices"][0]["text"] for answer in together] == alone
+        await it.is_idle()
+
+
+async def test_several_answers_are_refused_since_they_would_end_the_engine() -> None:
+    async with fleet(*ROLES) as it:
+        status, answer = await it.post(n=2)
+        assert status == 400 and answer["error"]["param"] == "n"
+        await it.ask()
+        await it.is_idle()
+
+
+async def test_a_client_that_names_a_room_itself_is_refused() -> None:
+    async with fleet("prefill", "decode") as it:
+        for field in ("bootstrap_host", "bootstrap_port", "bootstrap_room"):
+            status, answer = await it.post(**{field: 1})
+            assert status == 400 and field in str(answer)
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+async def test_a_request_whose_pair_loses_one_before_the_first_token_is_answered_by_another_pair(role: str) -> None:
+    async with fleet(*ROLES) as it:
+        right = (await it.ask())["choices"][0]["text"]
+        victim = it.of_role(role)[0]
+        await stop(victim)
+        answers = await asyncio.gather(*(it.ask() for _ in range(4)))
+        assert {answer["choices"][0]["text"] for answer in answers} == {right}
+        await idle(it.gateway)
+        await eventually(lambda: len(it.gateway.serving.replicas) == 3, "it has left")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_leaves_nothing_in_flight(stream: bool) -> None:
+    async with fleet(*ROLES) as it:
+        asking = asyncio.create_task(it.post(max_tokens=100_000, stream=stream))
+        await eventually(lambda: it.gateway.serving.num_in_flight == 1)
+        await eventually(lambda: it.works("decode"), "the answer decodes")
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await it.is_idle()
+
+
+async def test_a_pair_that_hangs_is_begun_anew_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairs, "PREFILL_S", 0.3)  # ships 120 s
+    async with fleet("prefill", "decode", speed=1.0) as it:  # the one that decodes looks for the other for 14 s
+        source = it.gateway.serving.replicas[it.of_role("prefill")[0].url].engine  # type: ignore[index]
+        source.kv_peer = "127.0.0.1:9"  # nobody listens there: no decode ever asks for its room
+        status, answer = await it.post()
+        assert status >= 500 and "has not computed the prompt" in str(answer)
+        await it.is_idle()
+
+
+@pytest.mark.parametrize(("role", "said"), [("prefill", "none that decodes"), ("decode", "none that computes")])
+async def test_one_role_alone_is_an_error_at_once_that_says_which_is_missing(role: str, said: str) -> None:
+    async with fleet(role, timeouts=TimeoutsConfig(no_replica_wait_s=0.0)) as it:
+        status, answer = await it.post()
+        assert status == 503 and said in str(answer)
+        async with it.http.get("/ready") as ready:
+            assert ready.status == 503 and said in await ready.text()
+
+
+async def test_the_check_asks_the_pair_and_trusts_it() -> None:
+    async with fleet("prefill", "decode", parity=ParityConfig(enabled=False)) as it:
+        reports = await it.gateway.serving.check_parity()
+        found = {str(finding.check): finding for report in reports for finding in report.findings}
+        assert found["cached_tokens"].outcome is ParityOutcome.VERIFIED, found["cached_tokens"].detail
+        assert all(report.trusted for report in reports)
+
+
+async def stop(server: EmulatorServer) -> None:
+    """End a replica as if its process were killed."""
+    await server.__aexit__(None, None, None)

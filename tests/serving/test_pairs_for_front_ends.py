@@ -1,0 +1,99 @@
+"""Front ends ask both replicas of a pair that the scheduler process has chosen, and report which of them failed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.engines.pairs import PairedEngine
+from preble.errors import EngineError, NoReplicaError
+from preble.prompts.endpoints import COMPLETIONS
+from preble.serving import FrontEnd, Placed, Serving
+from support.waiting import eventually
+
+BODY = msgspec.json.encode({"prompt": list(range(1, 326)), "max_tokens": 4})
+A6000 = "a6000-mistral-7b"
+
+
+@asynccontextmanager
+async def front_of(folder: Path, *roles: str) -> AsyncIterator[tuple[Serving, FrontEnd, list[EmulatorServer]]]:
+    async with AsyncExitStack() as stack:
+        emulated = [EmulatorConfig(profile=A6000, speed=50.0, role=role) for role in roles]  # type: ignore[arg-type]
+        servers = [await stack.enter_async_context(EmulatorServer(one)) for one in emulated]
+        config = GatewayConfig(
+            replicas=tuple(ReplicaConfig(server.url, engine="sglang") for server in servers),
+            parity=ParityConfig(enabled=False),
+            timeouts=TimeoutsConfig(no_replica_wait_s=0.0),
+        )
+        serving = await Serving.start(config)
+        stack.push_async_callback(serving.close)
+        await serving.listen(folder / "socket")
+        front_end = await FrontEnd.connect(config, folder / "socket", name="front-end-1", share=1)
+        stack.push_async_callback(front_end.close)
+        await eventually(lambda: len(front_end.replicas) == len(roles), "all have joined")
+        yield serving, front_end, servers
+        await eventually(lambda: serving.num_in_flight == 0, "nothing is left in flight")
+        serving.scheduler.check()
+
+
+@asynccontextmanager
+async def placed_by(front_end: FrontEnd) -> AsyncIterator[Placed]:
+    parsed = await front_end.parse(COMPLETIONS, {}, BODY, "r")
+    async with front_end.admitted(parsed) as parsed:
+        yield await front_end.place(await front_end.tokenize(parsed), parsed.terms)
+
+
+async def status_of(placed: Placed) -> int:
+    async with placed.engine.send(COMPLETIONS.path, BODY, {}) as answer:
+        async for _ in answer.chunks():
+            pass
+    return answer.status
+
+
+async def test_a_front_end_asks_the_pair_and_is_answered(tmp_path: Path) -> None:
+    async with front_of(tmp_path, "prefill", "decode") as (_, front_end, servers), placed_by(front_end) as placed:
+        assert isinstance(placed.engine, PairedEngine)
+        assert (placed.placement.prefill_source, placed.placement.replica_id) == (servers[0].url, servers[1].url)
+        assert await status_of(placed) == 200
+        placed.end()
+
+
+async def test_what_failed_is_avoided_and_only_that(tmp_path: Path) -> None:
+    roles = ("prefill", "prefill", "decode")
+    async with front_of(tmp_path, *roles) as (_, front_end, servers), placed_by(front_end) as placed:
+        source = next(server for server in servers if server.url == placed.placement.prefill_source)
+        await source.__aexit__(None, None, None)
+        with pytest.raises(EngineError) as failure:
+            await status_of(placed)
+        placed.end(failure.value)
+        assert placed.blamed == source.url
+        again = await placed.place_again()
+        assert again.placement.replica_id == placed.placement.replica_id
+        assert again.placement.prefill_source not in (None, source.url)
+        assert await status_of(again) == 200
+        again.end()
+
+
+async def test_a_front_end_whose_scheduler_is_away_makes_pairs_itself(tmp_path: Path) -> None:
+    async with front_of(tmp_path, "prefill", "decode") as (serving, front_end, _):
+        assert serving._socket is not None
+        serving._socket.close()
+        await eventually(lambda: not front_end.is_led, "the scheduler is away")
+        async with placed_by(front_end) as placed:
+            assert isinstance(placed.engine, PairedEngine)
+            assert await status_of(placed) == 200
+            placed.end()
+
+
+async def test_who_carries_the_bytes_elsewhere_gets_no_pair(tmp_path: Path) -> None:
+    async with front_of(tmp_path, "prefill", "decode") as (serving, _, _):
+        parsed = await serving.parse(COMPLETIONS, {}, BODY, "r")
+        async with serving.admitted(parsed) as parsed:
+            with pytest.raises(NoReplicaError, match="only decodes"):
+                await serving.place_together(parsed)
