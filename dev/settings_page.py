@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, knobs
+from preble.config import GatewayConfig, GroupConfig, Knob, ReplicaConfig, TargetsConfig, knobs
 from preble.config.reloading import is_changeable
 from preble.core.policies.registry import policy_names
 
@@ -79,7 +79,12 @@ def settings_page() -> str:
     for section, members in by_section.items():
         title = f"`[{section}]`\n\n{_meaning(section)}" if section else "Top level"
         parts.append(f"## {title}\n\n{_tables(members)}")
-    for title, struct in (("A replica's table in `replicas`", ReplicaConfig), ("A table in `groups`", GroupConfig)):
+    tables = (
+        ("A replica's table in `replicas`", ReplicaConfig),
+        ("A table in `groups`", GroupConfig),
+        ("A table in `models`", TargetsConfig),
+    )
+    for title, struct in tables:
         parts.append(f"## {title}\n\n{_tables(list(knobs(struct)))}")
     parts.append(_WHILE_SERVING.format(*_by_reload()))
     return "\n".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -97,7 +98,9 @@ BY_PRIORITY = pytest.mark.parametrize(
 async def test_an_interactive_request_passes_batch_work_that_waits_in_a_real_engine(
     request: pytest.FixtureRequest, kind: type[Replica], engine: str
 ) -> None:
-    """The memory has room for one of the prompts at once, so the others wait."""
+    """The memory has room for one of the prompts at once, so the others wait. While they do, a target shorter than
+    their prefill is refused at once, and the same request without a target is served.
+    """
     url = request.getfixturevalue(engine).urls[0]
     done: list[str] = []
 
@@ -112,6 +115,17 @@ async def test_an_interactive_request_passes_batch_work_that_waits_in_a_real_eng
     async def is_behind(replica: Replica) -> bool:
         return await replica.num_waiting() >= 3
 
+    async def is_refused(http: aiohttp.ClientSession, target_s: float) -> None:
+        """Prompts wait, each five eighths as long as what the target would let be computed. Asked last: after a target
+        others would wait in the gateway."""
+        body = {"model": MODEL_NAME, "prompt": "hello", "max_tokens": 1}
+        async with http.post(
+            "/v1/completions", json=body, headers={"x-preble-ttft-ms": f"{1000 * target_s}"}
+        ) as answer:
+            assert answer.status == 429, await answer.text()
+            said = re.search(r"perhaps in ([\d.]+) s", (await answer.json())["error"]["message"])
+            assert said is not None and int(answer.headers["retry-after"]) >= max(float(said[1]), 1)
+
     async with session() as direct, gateway_before([ReplicaConfig(url)]) as gateway:
         replica = kind(url, direct)
         await replica.emptied()
@@ -121,6 +135,8 @@ async def test_an_interactive_request_passes_batch_work_that_waits_in_a_real_eng
                     tasks.create_task(ask(http, number, "batch", 700))
                 await eventually(partial(is_behind, replica))
                 tasks.create_task(ask(http, 6, "interactive", 5))
+                await eventually(lambda: gateway.serving.num_in_flight == 6 or bool(done))
+                await is_refused(http, gateway.serving.scheduler.cost_model.prefill_s(KV_TOKENS))
             assert done[-1] == "batch", "it passed what waited; the first to come would have been served first"
             for wanted in ({"priority": -9}, {"priority": 9}):
                 async with http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": "a", **wanted}) as answer:

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.conftest import Serve, Served
 from gateway.fakes import gated, replicas
-from preble.config import ReplicaConfig
+from preble.config import ReplicaConfig, TargetsConfig
 from preble.config.keys import KeyConfig
 from preble.core.types import NO_TARGET, Target
 from preble.emulator.config import EmulatorConfig
@@ -29,6 +29,7 @@ HOW_TO = Path(__file__).parents[2] / "docs" / "howto" / "targets.md"
 LONG, SHORT = list(range(50_000)), list(range(100_000, 100_100))
 """Prompts whose prefill takes 5 s and 10 ms, as the gateway estimates."""
 KEY = KeyConfig("0" * 64, ttft_ms=800.0, least_ttft_ms=300.0, least_tpot_ms=20.0)
+MODEL = TargetsConfig(ttft_ms=900.0, tpot_ms=15.0, least_ttft_ms=400.0)
 
 
 async def ask(
@@ -111,6 +112,33 @@ async def test_a_target_that_no_idle_replica_could_keep_is_served_as_it_comes(se
         assert (await ask(gateway, LONG, 500.0))[0] == 200
 
 
+async def test_a_target_that_no_idle_replica_could_keep_is_refused_while_others_wait(serve: Serve) -> None:
+    """It comes later still then, and others behind it that could be promised something."""
+    async with replicas(1, max_model_len=100_000) as [fake], serve([fake]) as gateway:
+        fake.script.append(gated)
+        first = asyncio.create_task(ask(gateway, LONG))
+        await eventually(lambda: fake.requests)
+        status, headers, _ = await ask(gateway, LONG[::-1], 500.0)
+        assert status == 429 and 4 <= int(headers["retry-after"]) <= 6, "when the first is done, not when it would fit"
+        fake.gate.set()
+        assert (await first)[0] == 200
+        assert (await ask(gateway, LONG[::-1], 500.0))[0] == 200
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": None}])
+async def test_a_model_has_a_target_for_requests_that_name_none(serve: Serve, fields: dict[str, Any]) -> None:
+    """Also where they do not name the model: there is one."""
+    targets = {"tiny": TargetsConfig(ttft_ms=500.0), "other": TargetsConfig(ttft_ms=60_000.0)}
+    async with replicas(1, max_model_len=100_000) as [fake], serve([fake], models=targets) as gateway:
+        fake.script.append(gated)
+        long = asyncio.create_task(ask(gateway, LONG, 60_000.0))
+        await eventually(lambda: fake.requests)
+        assert (await ask(gateway, SHORT, **fields))[0] == 429
+        fake.gate.set()
+        assert (await long)[0] == 200
+        assert (await ask(gateway, SHORT, **fields))[0] == 200
+
+
 async def test_without_a_target_nothing_is_refused(serve: Serve) -> None:
     async with replicas(1, max_model_len=100_000) as [fake], serve([fake]) as gateway:
         fake.script.extend([gated] * 3)
@@ -154,19 +182,23 @@ async def test_a_wrong_target_is_the_clients_error(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "key", "target"),
+    ("headers", "key", "model", "target"),
     [
-        ({}, None, NO_TARGET),
-        ({b"x-preble-ttft-ms": b"500"}, None, Target(0.5, None)),
-        ({b"x-llm-d-slo-ttft-ms": b"500", b"x-llm-d-slo-tpot-ms": b"40"}, None, Target(0.5, 0.04)),
-        ({b"x-sgl-ttft-slo-ms": b"250", b"x-sgl-tps-slo": b"50"}, None, Target(0.25, 0.02)),
-        ({b"x-preble-ttft-ms": b"500", b"x-sgl-ttft-slo-ms": b"250"}, None, Target(0.5, None)),
-        ({}, KEY, Target(0.8, None)),
-        ({b"x-preble-ttft-ms": b"100"}, KEY, Target(0.3, None)),
-        ({b"x-preble-ttft-ms": b"900", b"x-preble-tpot-ms": b"10"}, KEY, Target(0.9, 0.02)),
+        ({}, None, None, NO_TARGET),
+        ({b"x-preble-ttft-ms": b"500"}, None, None, Target(0.5, None)),
+        ({b"x-llm-d-slo-ttft-ms": b"500", b"x-llm-d-slo-tpot-ms": b"40"}, None, None, Target(0.5, 0.04)),
+        ({b"x-sgl-ttft-slo-ms": b"250", b"x-sgl-tps-slo": b"50"}, None, None, Target(0.25, 0.02)),
+        ({b"x-preble-ttft-ms": b"500", b"x-sgl-ttft-slo-ms": b"250"}, None, None, Target(0.5, None)),
+        ({}, KEY, None, Target(0.8, None)),
+        ({b"x-preble-ttft-ms": b"100"}, KEY, None, Target(0.3, None)),
+        ({b"x-preble-ttft-ms": b"900", b"x-preble-tpot-ms": b"10"}, KEY, None, Target(0.9, 0.02)),
+        ({}, None, MODEL, Target(0.9, 0.015)),
+        ({}, KEY, MODEL, Target(0.8, 0.02)),
+        ({b"x-preble-ttft-ms": b"100"}, None, MODEL, Target(0.4, 0.015)),
+        ({b"x-preble-ttft-ms": b"100"}, KEY, MODEL, Target(0.4, 0.02)),
     ],
 )
-def test_the_target_is_the_headers_else_the_keys_and_no_shorter_than_the_key_may_ask_for(
-    headers: dict[bytes, bytes], key: KeyConfig | None, target: Target
+def test_the_target_is_the_headers_else_the_keys_else_the_models_and_no_shorter_than_both_allow(
+    headers: dict[bytes, bytes], key: KeyConfig | None, model: TargetsConfig | None, target: Target
 ) -> None:
-    assert target_of(headers, Caller(name="k", tenant="k", limits=key)) == target
+    assert target_of(headers, Caller(name="k", tenant="k", limits=key), model) == target

@@ -7,6 +7,7 @@ from preble.config.clients import AuthConfig as AuthConfig
 from preble.config.clients import BrowsersConfig as BrowsersConfig
 from preble.config.clients import LimitsConfig as LimitsConfig
 from preble.config.clients import QueueConfig as QueueConfig
+from preble.config.clients import TargetsConfig as TargetsConfig
 from preble.config.clients import TimeoutsConfig as TimeoutsConfig
 from preble.config.discovery import DiscoveryConfig as DiscoveryConfig
 from preble.config.discovery import GroupConfig as GroupConfig

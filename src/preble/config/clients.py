@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 from preble.config.knobs import NotNegative, OneOrMore, Positive
 from preble.core.admission.admission import DEPTH_S
+
+Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class TargetsConfig(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What requests of a key, or for a model, ask for if they name no target, and the shortest that they may name."""
+
+    ttft_ms: Milliseconds | None = None
+    """[ms] Time to the first token, of requests that name none. Why: without a target nothing is refused for it."""
+    tpot_ms: Milliseconds | None = None
+    """[ms] Time between two tokens, of requests that name none. Why: as `ttft_ms`."""
+    least_ttft_ms: Milliseconds | None = None
+    """[ms] The shortest time to the first token; a shorter one counts as this. Why: only an operator knows what the
+    fleet can do."""
+    least_tpot_ms: Milliseconds | None = None
+    """[ms] The shortest time between two tokens; a shorter one counts as this. Why: as `least_ttft_ms`."""
 
 
 class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from preble.config.clients import AuthConfig, BrowsersConfig, LimitsConfig, QueueConfig, TimeoutsConfig
+from preble.config.clients import (
+    AuthConfig,
+    BrowsersConfig,
+    LimitsConfig,
+    QueueConfig,
+    TargetsConfig,
+    TimeoutsConfig,
+)
 from preble.config.discovery import DiscoveryConfig, GroupConfig
 from preble.config.knobs import ZeroOrMore
 from preble.config.observing import MetricsConfig, RequestLogConfig, TracingConfig
@@ -26,6 +33,9 @@ class GatewayConfig(Struct, frozen=True, forbid_unknown_fields=True):
     groups: tuple[GroupConfig, ...] = ()
     """Replicas that are found through DNS or Kubernetes: tables with the keys below. In a file only. Why: most fleets
     are named."""
+    models: dict[str, TargetsConfig] | None = None
+    """Targets of requests for a model: a table for each, `[models."NAME"]`, with the keys below. In a file only. Why:
+    without a target nothing is refused for it."""
     engine: str = "auto"
     """The replicas' program: `vllm`, `sglang`, `openai`, or your own adapter; `auto` asks each. Why: asking is cheap
     and reliable."""

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from preble.config.clients import TargetsConfig
 from preble.errors import ConfigError
 
 _NAMED = re.compile(r"([\w.-]+)=sha256:([0-9a-f]{64})")
 """A key in the configuration that has a name, and is its hash."""
 Weight = Annotated[float, Meta(gt=0, le=1e6)]
-Milliseconds = Annotated[float, Meta(gt=0, le=1e9)]
 
 
-class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
+class KeyConfig(TargetsConfig, frozen=True, forbid_unknown_fields=True):
     """One key. `sha256`: of the key, in hexadecimal; the key itself is written nowhere.
 
     `tenant`: whose key it is, by default the table's name; keys of one tenant share caches and their turn. `admin`: it
@@ -27,8 +27,7 @@ class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     may be cached together with what other such tenants send; they can then infer from times what others have sent.
     `weight`: of its turn under overload. `priority`: the class of its requests (`queue.classes`); they may name a later
     one, but none before it. `requests_per_minute`, `tokens_per_minute` (of prompts and answers),
-    `prompts_at_once`: its limits, none by default. `ttft_ms`, `tpot_ms`: the targets of its requests that name none.
-    `least_ttft_ms`, `least_tpot_ms`: the shortest ones that they may name; a shorter one counts as this.
+    `prompts_at_once`: its limits, none by default. The others: as `TargetsConfig` says.
     """
 
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -40,10 +39,6 @@ class KeyConfig(Struct, frozen=True, forbid_unknown_fields=True):
     requests_per_minute: Annotated[int, Meta(ge=1)] | None = None
     tokens_per_minute: Annotated[int, Meta(ge=1)] | None = None
     prompts_at_once: Annotated[int, Meta(ge=1)] | None = None
-    ttft_ms: Milliseconds | None = None
-    tpot_ms: Milliseconds | None = None
-    least_ttft_ms: Milliseconds | None = None
-    least_tpot_ms: Milliseconds | None = None
 
 
 def named_key(given: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ S = TypeVar("S", bound=Struct)
 
 _CHANGEABLE = frozenset(
     {
-        *("replicas", "groups", "engine", "timeouts.body_s", "timeouts.total_s", "timeouts.drain_s"),
+        *("replicas", "groups", "models", "engine", "timeouts.body_s", "timeouts.total_s", "timeouts.drain_s"),
         "timeouts.no_replica_wait_s",
         *("limits", "queue", "health", "ejection", "retries", "parity", "discovery", "browsers"),
         *("auth.api_keys", "auth.admin_keys", "auth.keys_file", "auth.metrics_need_key", "auth.forward_authorization"),

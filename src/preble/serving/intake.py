@@ -10,7 +10,7 @@ from math import inf
 
 from msgspec import Raw
 
-from preble.config import GatewayConfig
+from preble.config import GatewayConfig, TargetsConfig
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, Request, RequestId, Role
 from preble.errors import NoReplicaError, PromptTooLong, RequestError, UnknownResponse
 from preble.prompts.endpoints import Endpoint, Fields
@@ -97,6 +97,7 @@ class Intake:
         given = (endpoint, headers, body, request_id, limits, caller, salts, now, begun)
         is_small = len(body) - (0 if begun is None else begun.known) <= _PARSED_AT_ONCE_BYTES
         parsed = parse_request(*given) if is_small else await asyncio.to_thread(parse_request, *given)
+        parsed.of_model = self._targets_of(parsed.fields.model)
         if self.tracing is not None:
             parsed.trace = self.tracing.begin(endpoint.path, parsed.fields.model, headers, request_id, parsed.session)
         return parsed
@@ -106,7 +107,13 @@ class Intake:
     ) -> ParsedRequest:
         """Return the request of a body that the carrier passes on as it comes, having read `fields` itself."""
         now = self._loop.time()
-        return ParsedRequest(endpoint, headers, b"", request_id, fields, caller, now)
+        of_model = self._targets_of(fields.model)
+        return ParsedRequest(endpoint, headers, b"", request_id, fields, caller, now, of_model=of_model)
+
+    def _targets_of(self, model: str | None) -> TargetsConfig | None:
+        """Return the targets of a model, by the name that the client gave, else by the first one that is served."""
+        models = self._config.models
+        return models.get(model or self.replicas.label(None)) if models else None
 
     def priority(self, parsed: ParsedRequest, placed: Placed) -> int | None:
         """Return the `priority` that the body is to have at the replica, by the request's class; None for none.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 
-from preble.config import LimitsConfig
+from preble.config import LimitsConfig, TargetsConfig
 from preble.core.types import NO_TARGET
 from preble.errors import Overloaded, RequestError
 from preble.prompts.endpoints import Endpoint, Fields
@@ -37,8 +37,9 @@ class ParsedRequest:
     """One client's request; not changed once it has `terms`. `body`: for the replica. `headers`: names in lower case.
 
     `arrived_at`: when all of it had arrived, by the event loop's clock; None if unknown.
-    `trace`: its spans, None where there are none. `num_prompts`: how many placements it needs. `session`: that it is
-    of, as its client names it; None if it names none, or none that is short and printable.
+    `trace`: its spans, None where there are none. `of_model`: targets of its model, None for none. `num_prompts`: how
+    many placements it needs. `session`: that it is of, as its client names it; None if it names none, or none that is
+    short and printable.
     """
 
     endpoint: Endpoint
@@ -49,6 +50,7 @@ class ParsedRequest:
     caller: Caller = ANYBODY
     arrived_at: float | None = None
     trace: Trace | None = None
+    of_model: TargetsConfig | None = None
     num_prompts: int = field(init=False)
     session: str | None = field(init=False)
 
@@ -59,8 +61,9 @@ class ParsedRequest:
     @cached_property
     def terms(self) -> Terms:
         """On which terms it is placed. Raises: RequestError: a header with a target is wrong."""
-        may_ask = self.caller.limits is not None or not ASKING.isdisjoint(self.headers)
-        target = target_of(self.headers, self.caller) if may_ask else NO_TARGET
+        has_rules = self.caller.limits is not None or self.of_model is not None
+        may_ask = has_rules or not ASKING.isdisjoint(self.headers)
+        target = target_of(self.headers, self.caller, self.of_model) if may_ask else NO_TARGET
         priority, max_wait = self.headers.get(PRIORITY), self.headers.get(MAX_WAIT)
         return Terms(
             self.request_id,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from preble.config import TargetsConfig
 from preble.core.types import NO_TARGET, Target
 from preble.errors import RequestError
 from preble.prompts.endpoints import FLEX
@@ -89,21 +90,28 @@ def rank_of(terms: Terms, classes: Sequence[str]) -> int:
     return max(best, classes.index(name))
 
 
-def target_of(headers: Mapping[bytes, bytes], caller: Caller) -> Target:
-    """Return what a request asks for: by its headers, else by its key, and nothing shorter than the key may ask for.
+def target_of(headers: Mapping[bytes, bytes], caller: Caller, of_model: TargetsConfig | None = None) -> Target:
+    """Return what a request asks for: by its headers, else by its key, else by its model, and nothing shorter than the
+    key and the model may be asked for.
 
     Raises: RequestError: a header is not a number of milliseconds, or of tokens a second.
     """
-    key = caller.limits
     ttft_ms, tpot_ms = _first(headers, TTFT_TARGETS), _first(headers, TPOT_TARGETS)
     if tpot_ms is None and (tokens_per_s := _number(headers, TOKENS_PER_S)) is not None:
         tpot_ms = 1000 / tokens_per_s
-    if key is not None:
-        ttft_ms = _bounded(key.ttft_ms if ttft_ms is None else ttft_ms, key.least_ttft_ms)
-        tpot_ms = _bounded(key.tpot_ms if tpot_ms is None else tpot_ms, key.least_tpot_ms)
+    rules = [rule for rule in (caller.limits, of_model) if rule is not None]
+    ttft_ms = _within(ttft_ms, [(rule.ttft_ms, rule.least_ttft_ms) for rule in rules])
+    tpot_ms = _within(tpot_ms, [(rule.tpot_ms, rule.least_tpot_ms) for rule in rules])
     if ttft_ms is None and tpot_ms is None:
         return NO_TARGET
     return Target(None if ttft_ms is None else ttft_ms / 1000, None if tpot_ms is None else tpot_ms / 1000)
+
+
+def _within(asked_ms: float | None, rules: Sequence[tuple[float | None, float | None]]) -> float | None:
+    """Return what is asked for, else the first default, and at least the longest limit. `rules`: defaults, limits."""
+    if asked_ms is None:
+        asked_ms = next((default for default, _ in rules if default is not None), None)
+    return asked_ms if asked_ms is None else max(asked_ms, *(least or 0.0 for _, least in rules), 0.0)
 
 
 def _first(headers: Mapping[bytes, bytes], names: Sequence[bytes]) -> float | None:
@@ -121,7 +129,3 @@ def _number(headers: Mapping[bytes, bytes], name: bytes) -> float | None:
     if not 0 < number <= _LARGEST:
         raise RequestError(f"{name.decode()}: {given[:50].decode('latin-1')!r} is not a number above 0")
     return number
-
-
-def _bounded(asked_ms: float | None, least_ms: float | None) -> float | None:
-    return asked_ms if asked_ms is None or least_ms is None else max(asked_ms, least_ms)

@@ -140,7 +140,7 @@ class Turns:
 
     def _promise(self, request: Request, terms: Terms, target: Target) -> float | None:
         """Let the request have its target, and return by when it must go for that; None where it could not even be kept
-        if nothing waited. Such a request is served as it comes.
+        if nothing waited. Such a request is served as it comes, where next to nothing waits.
 
         Raises: Overloaded: it cannot be kept now, but perhaps later. Others: as `Dispatcher.place`.
         """
@@ -148,11 +148,9 @@ class Turns:
         self._promising_until = now + _PROMISING_S
         request.promise(target, now if terms.arrived_at is None else min(terms.arrived_at, now))
         forecast = self._dispatcher.forecast(request, terms)
-        if not forecast.is_possible(request, now):
-            return None
-        if (late_s := forecast.late_s(request, now)) > 0.0:
-            raise self._too_late(terms, late_s)
-        return forecast.start_by(request)
+        if (wait_s := forecast.refused_for_s(request, now)) > 0.0:
+            raise self._too_late(terms, wait_s)
+        return forecast.start_by(request) if forecast.is_possible(request, now) else None
 
     def _too_late(self, terms: Terms, late_s: float) -> Overloaded:
         label = self._dispatcher.replicas.label(terms.model)

@@ -25,6 +25,8 @@ _KEPT: Final = 256
 """Outcomes that count: some seconds of a busy cluster."""
 _FEWEST: Final = 32
 """With fewer, predictions are believed as they are."""
+_NEXT_TO_NOTHING_S: Final = 0.05
+"""Prefill that waits at a replica and counts as nothing: a few iterations."""
 
 
 class Outcomes:
@@ -80,6 +82,18 @@ class Forecast:
         """Return by how much its target would be missed at best if it went now; not above 0 if that can be kept."""
         late_s = now + self.ttft_s - request.first_token_by
         return late_s if self.tpot_s <= request.tpot_s else max(late_s, self.tpot_s - request.tpot_s)
+
+    def refused_for_s(self, request: Request, now: float) -> float:
+        """Return after how many seconds the request may come again; 0 where it is taken now.
+
+        Taken is what keeps its target, and what could not keep it if nothing waited, where next to nothing waits. A
+        long prompt without a promise would make those behind it late to whom something could be promised.
+        """
+        if self.is_possible(request, now):
+            return max(self.late_s(request, now), 0.0)
+        waits_s = self.ttft_s - self.prefill_s
+        is_too_long = now + self.prefill_s > request.first_token_by
+        return waits_s if is_too_long and waits_s > _NEXT_TO_NOTHING_S else 0.0
 
     def start_by(self, request: Request) -> float:
         """Return when the request must go to a replica for its first token to come in time."""

@@ -149,10 +149,10 @@ class Simulation:
         request, start_by = call.request, None
         if request.has_target:
             forecast = self._scheduler.forecast(self._held_back(request), now)
+            if forecast.refused_for_s(request, now) > 0.0:
+                self._end(call, now, error=REFUSED)
+                return
             if forecast.is_possible(request, now):
-                if forecast.late_s(request, now) > 0.0:
-                    self._end(call, now, error=REFUSED)
-                    return
                 start_by = forecast.start_by(request)
         if self.admission is None:
             self._place(call, now)

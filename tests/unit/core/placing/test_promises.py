@@ -80,6 +80,28 @@ def test_a_forecast_says_what_can_be_had_at_best_and_changes_nothing() -> None:
     assert not made.forecast(impossible, 1.0).is_possible(impossible, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("ttft_s", "is_idle", "refused_for_s"),
+    [(0.8, False, 0.0), (0.6, False, 0.1), (0.1, False, 0.5), (0.1, True, 0.0), (None, False, 0.0)],
+)
+def test_a_request_is_refused_until_its_target_can_be_kept_or_nothing_waits_where_it_never_can(
+    ttft_s: float | None, is_idle: bool, refused_for_s: float
+) -> None:
+    """500 ms of prefill wait, its own takes 200 ms."""
+    made = scheduler_of(Follower(), A)
+    if not is_idle:
+        made.place(Request.of("waiting", range(10_000, 10_500)), 1.0)
+    request = asking("r", list(range(20_000, 20_200)), 1.0, ttft_s)
+    assert made.forecast(request, 1.0).refused_for_s(request, 1.0) == pytest.approx(refused_for_s)
+
+
+def test_a_pace_that_no_replica_has_is_no_reason_to_wait_for_what_waits() -> None:
+    made = scheduler_of(Follower(), A)
+    made.place(Request.of("waiting", range(10_000, 10_500)), 1.0)
+    request = asking("r", DOC, 1.0, tpot_s=0.5 * made.cost_model.decode_iteration_s(1, 100))
+    assert made.forecast(request, 1.0).refused_for_s(request, 1.0) == 0.0
+
+
 def test_a_request_keeps_away_from_those_who_were_promised_a_pace() -> None:
     made = scheduler_of("preble", A, B)
     step_s = made.cost_model.decode_iteration_s(1, 100)
