@@ -47,19 +47,26 @@ ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "targets.json"
 PAGE = ROOT / "docs" / "howto" / "targets.md"
 PROFILE = "a6000-mistral-7b"
-CARRIED = {"toolbench": 71.1, "programming": 17.5, "video": 7.84, "longdoc": 4.81, "multiturn": 60.7}
-"""Requests a second that `preble` carries within the limit of the evaluation."""
+CARRIED = {"toolbench": 71.1, "programming": 17.5, "video": 7.84, "longdoc": 4.81, "agent": 270.0, "multiturn": 60.7}
+"""Requests a second that `preble` carries within the limit of the evaluation; the agent's: about the
+highest rate there at which 99 % of its first tokens come within 1 s."""
 SHOWN = {
     "toolbench": "tool use",
     "programming": "programming",
     "video": "video",
     "longdoc": "long documents",
+    "agent": "embodied agent",
     "multiturn": "conversations",
 }
-PEOPLE_S = {"toolbench": 0.5, "programming": 0.5, "video": 5.0, "longdoc": 5.0, "multiturn": 0.5}
+PEOPLE_S = {"toolbench": 0.5, "programming": 0.5, "video": 5.0, "longdoc": 5.0, "agent": 0.5, "multiturn": 0.5}
 BATCH_S = 60.0
 BATCH_SHARE = 0.3
 SHARES = (0.8, 1.1, 1.5)
+AGENT = "agent"
+"""Measured at 110 % only: its runs take ten times as long as the others'. An episode has 48 turns, more than there is
+time for, so fewer requests come than the rate says. A turn that is refused ends its episode."""
+LOADS = tuple((workload, share) for workload in CARRIED for share in SHARES if share == 1.1 or workload != AGENT)
+OTHERS = tuple(workload for workload in CARRIED if workload != AGENT)
 SEEDS = (10, 11)
 LEAST_SECONDS, LEAST_REQUESTS = 60.0, 600
 AS_TODAY = ("preble", "least_load", "llmd_blend")
@@ -331,7 +338,7 @@ def table(runs: Sequence[Run]) -> str:
     )
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     right = [one for one in runs if not one.wrong_profile and one.seed in SEEDS]
-    for workload, share in product(CARRIED, SHARES):
+    for workload, share in LOADS:
         of_case = [one for one in right if (one.workload, one.share) == (workload, share)]
         means = {how: mean(one.goodput for one in ours) for how, ours in _by_way(of_case)}
         best = max(AS_TODAY, key=lambda how: means[how])
@@ -361,8 +368,8 @@ def _by_way(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 def values(runs: Sequence[Run]) -> dict[str, str]:
     """Return what the page says of the results."""
     wrong = [one for one in runs if one.wrong_profile]
-    low = min(mean(one.promises_kept or 0.0 for one in wrong if one.workload == workload) for workload in CARRIED)
-    all_low = min(mean(one.kept for one in wrong if one.workload == workload) for workload in CARRIED)
+    low = min(mean(one.promises_kept or 0.0 for one in wrong if one.workload == workload) for workload in OTHERS)
+    all_low = min(mean(one.kept for one in wrong if one.workload == workload) for workload in OTHERS)
     return {
         "targets": table(runs) + "\n",
         "targets-aborting": aborting_table(runs) + "\n",
@@ -379,7 +386,7 @@ def aborting_table(runs: Sequence[Run]) -> str:
         "| workload | load | in turns | aborting prefills | aborts a request | as llm-d | aborts a request |",
         "|" + "---|" * 7,
     ]
-    for workload, share in product(CARRIED, OVERLOADS):
+    for workload, share in product(OTHERS, OVERLOADS):
         ways = {
             how: [one for one in right if (one.workload, one.share, one.how) == (workload, share, how)]
             for how in (IN_TURNS, *ABORTING)
@@ -414,12 +421,13 @@ def narrowing_table(runs: Sequence[Run]) -> str:
 
 
 def cases() -> list[tuple[str, float, str, int, bool]]:
-    right = list(product(CARRIED, SHARES, (*AS_TODAY, BY_DEADLINE, *WITH_TARGETS), SEEDS, (False,)))
-    wrong = list(product(CARRIED, (1.1,), (IN_TURNS,), SEEDS, (True,)))
-    aborting = list(product(CARRIED, OVERLOADS, ABORTING, SEEDS, (False,)))
+    ways = (*AS_TODAY, BY_DEADLINE, *WITH_TARGETS)
+    right = [(*load, how, seed, False) for load, how, seed in product(LOADS, ways, SEEDS)]
+    wrong = list(product(OTHERS, (1.1,), (IN_TURNS,), SEEDS, (True,)))
+    aborting = list(product(OTHERS, OVERLOADS, ABORTING, SEEDS, (False,)))
     narrowing = list(product(NARROWED, NARROWED_SHARES, (IN_TURNS, NARROWING), NARROWED_SEEDS, (False,)))
     narrowing = [case for case in narrowing if case not in right]
-    return right + wrong + aborting + narrowing + list(product(CARRIED, (OVERLOADS[-1],), (IN_TURNS,), SEEDS, (False,)))
+    return right + wrong + aborting + narrowing + list(product(OTHERS, (OVERLOADS[-1],), (IN_TURNS,), SEEDS, (False,)))
 
 
 def kept_runs() -> list[Run]:
