@@ -18,14 +18,14 @@ LEASE_S = 4
 """How long a replica keeps what another one is to fetch. As vLLM comes it is 30."""
 
 
-def nixl_vllm(folder: Path, port: int, *, load_failure: str = "recompute", **changes: Any) -> Fleet:
+def nixl_vllm(folder: Path, port: int, **changes: Any) -> Fleet:
     """A vLLM whose KV others may fetch from this port. Its files are in `folder`, a new one."""
     folder.mkdir(parents=True)
     transfer = {
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",
         "kv_buffer_device": "cpu",
-        "kv_load_failure_policy": load_failure,
+        "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"kv_lease_duration": LEASE_S},
     }
     environ = {

@@ -106,6 +106,8 @@ class Engine(ABC):
     """Its data-parallel rank, if it is one of several behind one address."""
     num_ranks = 1
     """How many data-parallel ranks the server has; a rank of it knows, too."""
+    rests_until = 0.0
+    """Until when it computes no prompts for others, since it failed to; by the event loop's clock."""
     failed_leg: ReplicaId | None = None
     """Of two that answer a request together: the other one, if that has failed."""
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine, EngineInfo
@@ -213,3 +216,12 @@ class _TargetLeg:
         if self._head is not None:
             (status, headers), self._head = self._head, None
             self._legs.pass_on(lambda receiver: receiver.answered(status, headers))
+
+
+def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
+    """Return a JSON object that is not empty, with these fields in front of the others.
+
+    >>> with_fields(b'{"prompt": "x"}', {"bootstrap_room": 7})
+    b'{"bootstrap_room":7,"prompt": "x"}'
+    """
+    return msgspec.json.encode(dict(fields))[:-1] + b"," + body.lstrip()[1:].lstrip()

@@ -59,7 +59,9 @@ def connect(
 
 def _transfer_group(info: EngineInfo) -> str:
     """Return a name that replicas share if all they say of their KV is equal. The engine compares the rest."""
-    return " ".join((info.engine, info.version or "", *(info.roots[:1] or info.models[:1]), str(info.spec.block_size)))
+    how = ("nixl",) if info.spec.splits else ()
+    model = info.roots[:1] or info.models[:1]
+    return " ".join((*how, info.engine, info.version or "", *model, str(info.spec.block_size)))
 
 
 class EngineServer:

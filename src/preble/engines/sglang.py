@@ -24,7 +24,7 @@ from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
-from preble.engines.pairs import PairedEngine, PairedLegs
+from preble.engines.pairs import PairedEngine, PairedLegs, with_fields
 from preble.engines.reporting import ReportingEngine, bracketed
 from preble.errors import EngineError, EngineRefused, RequestError
 from preble.web.client.pool import Ongoing, Receiver
@@ -268,15 +268,6 @@ def with_request_id(body: bytes, request_id: str) -> bytes | None:
     ):
         return None
     return None if body.lstrip()[1:].lstrip().startswith(b"}") else with_fields(body, {"rid": request_id})
-
-
-def with_fields(body: bytes, fields: Mapping[str, str | int]) -> bytes:
-    """Return a JSON object that is not empty, with these fields in front of the others.
-
-    >>> with_fields(b'{"prompt": "x"}', {"bootstrap_room": 7})
-    b'{"bootstrap_room":7,"prompt": "x"}'
-    """
-    return msgspec.json.encode(dict(fields))[:-1] + b"," + body.lstrip()[1:].lstrip()
 
 
 class SglangPair(PairedEngine):

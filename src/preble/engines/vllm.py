@@ -16,11 +16,12 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from preble.core.types import ReplicaSpec
-from preble.engines.adapter import EngineInfo, PriorityOrder
+from preble.engines.adapter import Engine, EngineInfo, PriorityOrder
 from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
+from preble.engines.vllm_pairs import NIXL, VllmPair, lease_s
 from preble.errors import EngineError, EngineProtocolError, EngineTimeout
 
 EMULATED_HEADER = b"x-preble-emulated"
@@ -28,6 +29,8 @@ CACHE_CONFIG_METRIC = "vllm:cache_config_info"
 DEFAULT_BLOCK_SIZE = 16
 TIERS_METRIC = b"vllm:kv_offload_tiering"
 """Begins the names of the metrics of a vLLM with secondary tiers."""
+NIXL_METRIC = b"vllm:nixl_"
+"""Begins the names of the metrics of a vLLM with NIXL."""
 _P2P_HOST, _P2P_PORT = "localhost", 5710
 _INFO_S = 5.0
 """For an answer that vLLM's first time takes seconds: it runs programs to look at its machine, and keeps the answer."""
@@ -74,10 +77,29 @@ class SecondaryTier(msgspec.Struct):
 
 class TierConfig(msgspec.Struct):
     secondary_tiers: list[SecondaryTier] = []
+    kv_lease_duration: float = 30.0
+    bidirectional_kv_xfer: bool = False
 
 
 class TransferConfig(msgspec.Struct):
+    kv_connector: str | None = None
+    kv_role: str | None = None
+    kv_load_failure_policy: str = "fail"
     kv_connector_extra_config: TierConfig = msgspec.field(default_factory=TierConfig)
+
+    def against_splits(self) -> str | None:
+        """Return why a replica with NIXL must not split requests with others; None if it may.
+
+        >>> TransferConfig("NixlConnector", "kv_both").against_splits()
+        'kv_load_failure_policy is not recompute: a source that is gone would fail its requests'
+        """
+        if self.kv_role != "kv_both":
+            return "kv_role is not kv_both: any of them may compute or decode"
+        if self.kv_load_failure_policy != "recompute":
+            return "kv_load_failure_policy is not recompute: a source that is gone would fail its requests"
+        if self.kv_connector_extra_config.bidirectional_kv_xfer:
+            return "bidirectional_kv_xfer is on: it would keep what it has decoded for minutes"
+        return None if self.kv_connector_extra_config.kv_lease_duration > 0.0 else "kv_lease_duration is not positive"
 
 
 class VllmConfig(msgspec.Struct):
@@ -116,8 +138,8 @@ class VllmEngine(ReportingEngine):
         self.takes_ids = not emulated  # to which a text costs nothing
         metrics = await self._metrics()
         cache = read_cache_config(metrics.decode(errors="replace"), has_null_block=not emulated)
-        has_tiers = TIERS_METRIC in metrics and cache.num_ranks == 1
-        self.kv_peer = (self.given_kv_peer or await self._ask_kv_peer()) if has_tiers else None
+        sends_kv = any(name in metrics for name in (TIERS_METRIC, NIXL_METRIC)) and cache.num_ranks == 1
+        self.kv_peer = (self.given_kv_peer or await self._ask_kv_peer()) if sends_kv else None
         given = self.given_kv_events
         endpoints = self._of_ranks(given, cache.num_ranks) if given else await self._ask_endpoints()
         self._set_ranks(cache.num_ranks, endpoints)
@@ -131,6 +153,7 @@ class VllmEngine(ReportingEngine):
                 max_prompt_tokens=max_model_len,
                 block_size=self._block_size or cache.block_size,
                 reports_events=bool(self._endpoints),
+                splits=lease_s(self) > 0.0,
             ),
             max_model_len=max_model_len,
             adapters=adapters_among(models),
@@ -139,6 +162,10 @@ class VllmEngine(ReportingEngine):
             version=number,
             priority=PriorityOrder(1) if _ignores_priority(number) and not emulated else None,
         )
+
+    def paired_as(self, decode: Engine, prefill: Engine) -> Engine | None:
+        rests = asyncio.get_running_loop().time() < prefill.rests_until
+        return None if rests or not lease_s(prefill) or not lease_s(decode) else VllmPair(decode, prefill)
 
     async def check_ready(self) -> None:
         """Return if the engine behind the HTTP server lives. Raises: EngineError."""
@@ -152,7 +179,7 @@ class VllmEngine(ReportingEngine):
         return b""
 
     async def _ask_kv_peer(self) -> str | None:
-        """Return where its p2p tier listens; None where it has none, or does not say.
+        """Return where its p2p tier listens, or that it has NIXL; None where it has neither, or does not say.
 
         Raises: EngineError: not yet, so a later probe may find it.
         """
@@ -172,6 +199,11 @@ class VllmEngine(ReportingEngine):
             hint = "if it has a p2p tier, give kv_peer for this replica"
             self._log.warning("kv_tiers_unknown", consequence="it copies no KV from other replicas", hint=hint)
             return None
+        if config.kv_connector == "NixlConnector":
+            if (reason := config.against_splits()) is not None:
+                self._log.warning("splits_refused", reason=reason, consequence="it splits no requests with others")
+                return None
+            return f"{NIXL}{config.kv_connector_extra_config.kv_lease_duration:g}"
         tiers = (tier for tier in config.kv_connector_extra_config.secondary_tiers if tier.type == "p2p")
         return next((f"{tier.host}:{tier.port}" for tier in tiers), None)
 

@@ -116,7 +116,7 @@ class Copies:
         cached, began = 0, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(longest_wait_s(transfer.seconds, placed.placement.predicted_ttft_p98_s)):
-                cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine.kv_peer, salt) or 0
+                cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine, salt) or 0
         except (EngineError, RequestError, TimeoutError) as error:
             reason = str(error) or "it took too long"
         else:

@@ -63,7 +63,9 @@ class SchedulerTimer:
             self._scheduler.on_first_token(request_id, now)
             return
         if isinstance(fact, Ended):
-            self._scheduler.on_finish(request_id, fact.output_tokens or 0, now, cached_tokens=fact.cached_tokens)
+            # Of a split the answer says what the other replica had.
+            cached = None if placed.placement.prefill_source is not None else fact.cached_tokens
+            self._scheduler.on_finish(request_id, fact.output_tokens or 0, now, cached_tokens=cached)
         elif isinstance(fact, Moved):
             self._scheduler.move(request_id, fact.replica_id, now)
         elif isinstance(fact, Transferred):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
 from msgspec import Struct
 
@@ -124,20 +127,24 @@ def _shown(answer: ComparedAnswer) -> str:
 
 
 async def copy_prefix(
-    engine: Engine, model: str, prefix: PackedTokens, peer: str, salt: str | None = None
+    engine: Engine, model: str, prefix: PackedTokens, source: Engine, salt: str | None = None
 ) -> int | None:
     """Have a replica copy a prefix, all tokens but the last. Returns how many it has cached then, None if it does not
-    say. `peer`: `Engine.kv_peer` of the source. Raises: EngineError."""
-    body = {
+    say. Where the two split requests, this is a split with one token out. Raises: EngineError: among others, `source`
+    sends no KV now."""
+    body: dict[str, Any] = {
         "model": model,
         "prompt": list(unpack_tokens(prefix)),
         "max_tokens": 1,
         "temperature": 0,
-        "kv_transfer_params": copy_source(peer),
     }
+    if (pair := engine.paired(source)) is None:
+        if source.kv_peer is None or source.rests_until > asyncio.get_running_loop().time():
+            raise EngineRefused(f"{source.url} sends no KV now")
+        body["kv_transfer_params"] = copy_source(source.kv_peer)
     if salt is not None:
         body["cache_salt"] = salt
-    usage = COMPLETIONS.usage(await completed(engine, msgspec.json.encode(body)))
+    usage = COMPLETIONS.usage(await completed(pair or engine, msgspec.json.encode(body)))
     return None if usage is None else usage.cached_tokens
 
 

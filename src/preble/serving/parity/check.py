@@ -246,15 +246,17 @@ class ParityCheck:
 
     async def _copied(self, source: LiveReplica) -> Finding:
         """Return whether a prompt that is copied here is answered as where it was computed. Raises: EngineError."""
-        ids, peer = await self._plain_ids(), source.engine.kv_peer
-        if len(ids) < MIN_DISTINCT_IDS or peer is None or self._num_tokens + COPY_TOKENS >= self._longest:
+        ids = await self._plain_ids()
+        has_room = self._num_tokens + COPY_TOKENS < self._longest
+        if len(ids) < MIN_DISTINCT_IDS or source.engine.kv_peer is None or not has_room:
             return unchecked(Check.COPY, "no prompt could be made for it")
         cached: int | None = None
         for _ in range(ATTEMPTS):
             prompt = self.rng.choices(ids, k=self._num_tokens)
             wanted = await self._text(source.engine, prompt)
-            cached = await copy_prefix(self.replica.engine, self._model, pack_tokens(prompt), peer)
-            if (text := await self._text(self.replica.engine, prompt)) == wanted:
+            cached = await copy_prefix(self.replica.engine, self._model, pack_tokens(prompt), source.engine)
+            target = self.replica.engine.paired(source.engine) or self.replica.engine
+            if (text := await self._text(target, prompt)) == wanted:
                 break
         else:
             return mismatch(
