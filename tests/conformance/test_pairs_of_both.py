@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from preble.config import TimeoutsConfig
+from preble.engines import connect
 from preble.engines.launch import Fleet, LaunchOptions
 from support.gateways import quick_gateway
 from support.own_pair import pair_options
@@ -30,6 +31,19 @@ def told(answer: Answer) -> tuple[Any, ...]:
     if answer.status != 200:
         return answer.status, answer.fields["type"], answer.fields["message"].split(" failed ")[0].split(" req.rid")[0]
     return answer.status, answer.num_tokens, answer.cached_tokens, len(answer.fields["choices"])
+
+
+async def said(pair: Pair, prompt: list[int], other: list[int]) -> Any:
+    del prompt, other
+    found = []
+    for url in (pair.prefill, pair.decode):
+        server = connect(url)
+        probed = await server.probe()
+        spec, peer = probed.info.spec, probed.engine.kv_peer
+        found.append((probed.info.engine, spec.role, spec.reports_events, spec.block_size, spec.kv_capacity_tokens))
+        found.append(peer and peer == f"127.0.0.1:{pair.bootstrap_port}")
+        await server.close()
+    return found
 
 
 async def right(pair: Pair, prompt: list[int], other: list[int], **more: Any) -> Any:
@@ -126,6 +140,7 @@ async def placed(pair: Pair, prompt: list[int], other: list[int]) -> Any:
 
 
 STEPS: tuple[Step, ...] = (
+    said,
     right,
     partial(right, max_tokens=1),
     of_a_list,

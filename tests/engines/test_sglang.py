@@ -9,19 +9,16 @@ import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from preble.engines import Engine, connect
+from preble.engines import Engine
 from preble.engines.adapter import EngineLoad
 from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.launch import Fleet
 from preble.engines.sglang import with_request_id
 from support.arrangements import assert_cores_order
 from support.belief import believing, predicted_and_found
-from support.own_sglang import own_sglang
 from support.questions import SglangReplica, asked, completion, prompt_of, read
 from support.replicas import PLACES, ROOT, SGLANG, TEST_TIMEOUT_S, require_sglang
 from support.waiting import PATIENCE_S, eventually
@@ -147,15 +144,3 @@ def test_the_id_is_added_to_what_the_body_says(body: bytes) -> None:
     named = with_request_id(body, "id")
     assert named is not None
     assert json.loads(named) == {"rid": "id", **json.loads(body)}
-
-
-@pytest.mark.slow
-async def test_a_server_that_decodes_only_says_so(tmp_path: Path) -> None:
-    flags = ("--disaggregation-mode", "decode", "--disaggregation-transfer-backend", "fake")
-    backup = ("--disaggregation-decode-retraction-backup", "cpu_tensor")  # the default wants CUDA
-    async with Fleet(own_sglang(tmp_path, *flags, *backup)) as fleet:
-        engine = connect(fleet.urls[0], "sglang")
-        try:
-            assert (await engine.probe()).info.spec.role == "decode"
-        finally:
-            await engine.close()
