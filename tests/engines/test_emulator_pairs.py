@@ -14,6 +14,7 @@ import aiohttp
 import pytest
 
 from preble.core.costs.model import CostModel
+from preble.core.types import Role
 from preble.emulator import EmulatorConfig, EmulatorServer, rooms
 from preble.emulator.decoding import SharedRoom
 from preble.emulator.rooms import PairFailed, Prefill, Wanted
@@ -47,8 +48,8 @@ async def emulated(profile: str = MODEL, **decode: Any) -> AsyncIterator[Emulate
     settings |= {name: decode.pop(name) for name in ("speed", "data_parallel_size") if name in decode}
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
-        first = await enter(EmulatorServer(EmulatorConfig(role="prefill", **settings)))
-        second = await enter(EmulatorServer(EmulatorConfig(role="decode", **settings, **decode)))
+        first = await enter(EmulatorServer(EmulatorConfig(role=Role.PREFILL, **settings)))
+        second = await enter(EmulatorServer(EmulatorConfig(role=Role.DECODE, **settings, **decode)))
         http = await enter(aiohttp.ClientSession())
         yield Emulated(first, second, Pair(http, first.url, second.url, first.bootstrap_port, MODEL))
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from preble.core.types import Role
 from preble.engines import commands, connect, guard
 from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
@@ -257,9 +258,9 @@ def test_wrong_options_are_refused(options: Any) -> None:
     with pytest.raises(ConfigError, match="needs a model"):
         commands_for(LaunchOptions(engine="vllm", replicas=1, log_dir=Path("logs")))
     with pytest.raises(ConfigError, match="no fixed roles"):
-        commands_for(options(roles=("prefill", "decode")))
+        commands_for(options(roles=(Role.PREFILL, Role.DECODE)))
     with pytest.raises(ConfigError, match="1 roles are given for 2 replicas"):
-        commands_for(options(roles=("prefill",)))
+        commands_for(options(roles=(Role.PREFILL,)))
 
 
 def test_each_gpu_replica_gets_a_gpu_of_its_own(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +353,7 @@ def test_sglang_of_fixed_roles_sends_kv_as_a_cpu_can(tmp_path: Path, monkeypatch
     python.touch(0o755)
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"engine": "sglang", "log_dir": tmp_path, "model": "org/model"}
-    prefill, decode = commands_for(LaunchOptions(replicas=2, roles=("prefill", "decode"), **given))
+    prefill, decode = commands_for(LaunchOptions(replicas=2, roles=(Role.PREFILL, Role.DECODE), **given))
 
     def value(argv: tuple[str, ...], name: str) -> str:
         return argv[argv.index(name) + 1]

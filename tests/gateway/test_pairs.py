@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from preble.config import AuthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
-from preble.core.types import TransferKind
+from preble.core.types import Role, TransferKind
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines import pairs
 from preble.gateway.server import Gateway
@@ -75,7 +75,7 @@ async def fleet(*roles: str, speed: float = 50.0, **settings: Any) -> AsyncItera
     async with AsyncExitStack() as stack:
         servers = [
             await stack.enter_async_context(
-                EmulatorServer(EmulatorConfig(port=0, profile="a6000-mistral-7b", speed=speed, role=role))  # type: ignore[arg-type]
+                EmulatorServer(EmulatorConfig(port=0, profile="a6000-mistral-7b", speed=speed, role=Role(role)))
             )
             for role in roles
         ]

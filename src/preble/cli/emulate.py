@@ -34,8 +34,9 @@ from preble.logs import configure_logging
 @option("--lease-s", "How long it keeps such a prompt.", POSITIVE_FLOAT, default=30.0)
 @option(
     "--role",
-    "Only prefill for others, or only decode, as SGLang with --disaggregation-mode.  [default: both]",
-    click.Choice(("prefill", "decode")),
+    "Only prefill for others, or only decode, as SGLang with --disaggregation-mode.",
+    click.Choice(("mixed", "prefill", "decode")),
+    default="mixed",
 )
 @option("--bootstrap-port", "Where those that decode find one that prefills.", PORT, default=0)
 @option("--decode-caches", "One that decodes keeps a prefix cache.", is_flag=True)
@@ -48,7 +49,7 @@ from preble.logs import configure_logging
 @option("--speed", "Run this many times faster than the profile.", POSITIVE_FLOAT, default=1.0)
 @option("--tokenizer", "Folder with tokenizer.json.  [default: a built-in one]", metavar="PATH")
 @log_options
-def command(log_level: str, log_format: str, order: str, **settings: Any) -> None:
+def command(log_level: str, log_format: str, order: str, role: str, **settings: Any) -> None:
     """Run one emulated replica until it is interrupted.
 
     It speaks vLLM's HTTP API, keeps a prefix cache, batches requests, and takes the time that the profile predicts.
@@ -59,7 +60,8 @@ def command(log_level: str, log_format: str, order: str, **settings: Any) -> Non
       preble emulate --profile a6000-mistral-7b --port 8001
       preble emulate --profile tiny-cpu --port 0 --kv-tokens 20000 --events-port 5557
     """
+    from preble.core.types import Role
     from preble.emulator import EmulatorConfig, run
 
     configure_logging(log_level, log_format)
-    run(EmulatorConfig(order=QueueOrder(order), **settings))
+    run(EmulatorConfig(order=QueueOrder(order), role=Role(role), **settings))

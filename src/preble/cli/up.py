@@ -18,7 +18,6 @@ from preble.errors import ConfigError
 from preble.logs import LogLosses, configure_logging
 
 if TYPE_CHECKING:
-    from preble.engines.commands import Role
     from preble.engines.launch import Fleet, LaunchOptions
     from preble.gateway.server import Gateway
 
@@ -79,13 +78,12 @@ def command(
       preble up --engine sglang --model .engines/models/tiny-llama
       preble up --engine emulator --prefill 2 --decode 6
     """
+    from preble.core.types import Role
     from preble.engines.launch import LaunchOptions
 
     if (prefill is None) != (decode is None):
         raise ConfigError("give --prefill and --decode together: one cannot serve without the other")
-    prefills: tuple[Role, ...] = ("prefill",)
-    decodes: tuple[Role, ...] = ("decode",)
-    roles = prefills * (prefill or 0) + decodes * (decode or 0)
+    roles = (Role.PREFILL,) * (prefill or 0) + (Role.DECODE,) * (decode or 0)
     if engine == "emulator":
         profile = profile or EMULATED_PROFILE
     elif model is None:

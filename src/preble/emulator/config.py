@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from preble.core.replica.waiting_queue import QueueOrder
+from preble.core.types import Role
 from preble.errors import ConfigError
 
 
@@ -54,7 +54,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     host_tokens: int = 0
     store: str | None = None
     p2p: bool = False
-    role: Literal["prefill", "decode"] | None = None
+    role: Role = Role.MIXED
     bootstrap_port: int = 0
     decode_caches: bool = False
     failures: float = 0.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from preble.core.types import Role
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
@@ -54,7 +55,7 @@ class RolePages:
             "page_size": self._config.block_size,
             "max_total_num_tokens": sum(engine.num_blocks for engine in self._engines) * self._config.block_size,
             "enable_cache_report": True,
-            "disable_radix_cache": self._config.role == "decode" and not self._config.decode_caches,
+            "disable_radix_cache": self._config.role is Role.DECODE and not self._config.decode_caches,
             "disaggregation_mode": self._config.role,
             "disaggregation_bootstrap_port": self._bootstrap_port,
             "disaggregation_transfer_backend": BACKEND,

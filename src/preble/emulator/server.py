@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from preble.core.costs.model import CostModel
+from preble.core.types import Role
 from preble.emulator.app import EmulatorApp
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.decoding import Decode
@@ -49,7 +50,7 @@ class EmulatorServer:
     async def __aenter__(self) -> Self:
         listeners = [listen(self.config.host, self.config.port)]
         try:
-            if self.config.role == "prefill":
+            if self.config.role is Role.PREFILL:
                 listeners.append(listen(self.config.host, self.config.bootstrap_port))
             self._bind_publishers()
         except BaseException:
@@ -83,13 +84,13 @@ class EmulatorServer:
     @property
     def _caches(self) -> bool:
         """Whether prefixes of one request serve the next, and are announced."""
-        return self.config.role != "decode" or self.config.decode_caches
+        return self.config.role is not Role.DECODE or self.config.decode_caches
 
     def _side(self, cost_model: CostModel) -> Prefill | Decode | None:
         match self.config.role:
-            case "prefill":
+            case Role.PREFILL:
                 return Prefill(cost_model, self.config.speed)
-            case "decode":
+            case Role.DECODE:
                 return Decode(self.config.speed, caches=self.config.decode_caches, failures=self.config.failures)
             case _:
                 return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from preble.core.types import Role
 from preble.engines.gpus import num_ranks, num_workers, shared_out, visible_gpus
 from preble.errors import ConfigError
 
@@ -36,9 +37,6 @@ ports from (32,768 on Linux as it comes) and the one that SGLang draws a port fr
 _CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 MIN_PORTS = 1000
 """To choose from; with fewer, fleets that start at the same time would choose the same."""
-
-
-Role = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +108,17 @@ def _check_model(options: LaunchOptions) -> None:
         raise ConfigError(f"there is no model folder {options.model!r}")
 
 
-def _roles(options: LaunchOptions) -> tuple[Role | None, ...]:
-    return options.roles or (None,) * options.replicas
+def _roles(options: LaunchOptions) -> tuple[Role, ...]:
+    return options.roles or (Role.MIXED,) * options.replicas
 
 
-def _emulator_command(options: LaunchOptions, role: Role | None) -> Command:
+def _emulator_command(options: LaunchOptions, role: Role) -> Command:
     [http] = free_ports(1)
     argv = [sys.executable, "-m", "preble", "emulate", "--profile", options.profile or DEFAULT_PROFILE]
     argv += ["--port", str(http), "--events-port", "0"]
     if options.kv_tokens is not None:
         argv += ["--kv-tokens", str(options.kv_tokens)]
-    if role is not None:
+    if role is not Role.MIXED:
         argv += ["--role", role]
     return Command((*argv, *options.extra_args), dict(os.environ), http)
 
@@ -199,7 +197,7 @@ def _sglang_commands(options: LaunchOptions) -> list[Command]:
     return [_sglang_command(options, program, *one) for one in zip(gpus, _roles(options), strict=True)]
 
 
-def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str | None, role: Role | None) -> Command:
+def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str | None, role: Role) -> Command:
     ranks = num_ranks(options.extra_args)
     http, events, *more = free_ports(2 + 3 * ranks)
     replay, load = more[ranks - 1], more[2 * ranks - 1]  # each rank takes the port after the one before
@@ -211,7 +209,7 @@ def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str 
         argv += ["--served-model-name", options.served_model_name]
     if options.max_model_len is not None:
         argv += ["--context-length", str(options.max_model_len)]
-    if role is not None:
+    if role is not Role.MIXED:
         argv += _role_args(role, bootstrap_port=more[3 * ranks - 1], is_on_cpu=gpus is None)
     environ = _environment(options)
     kv_tokens = options.kv_tokens
@@ -231,11 +229,11 @@ def _sglang_command(options: LaunchOptions, program: tuple[str, ...], gpus: str 
 
 def _role_args(role: Role, *, bootstrap_port: int, is_on_cpu: bool) -> list[str]:
     args = ["--disaggregation-mode", role]
-    if role == "prefill":
+    if role is Role.PREFILL:
         args += ["--disaggregation-bootstrap-port", str(bootstrap_port)]
     if is_on_cpu:
         args += ["--disaggregation-transfer-backend", "nixl"]
-        if role == "decode":  # its default is memory of CUDA
+        if role is Role.DECODE:  # its default is memory of CUDA
             args += ["--disaggregation-decode-retraction-backup", "cpu_tensor"]
     return args
 
