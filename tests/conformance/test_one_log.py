@@ -113,6 +113,7 @@ class _Engine:
     """The seam to a replica: all that a dispatcher asks it for."""
 
     takes_cache_salt = True
+    failed_leg = None
 
     def __init__(self, replica_id: str) -> None:
         self.replica_id = ReplicaId(replica_id)

@@ -367,10 +367,11 @@ async def test_a_gateway_splits_between_real_replicas(replicas: RunningReplicas,
         await idle(gateway)
 
 
+@pytest.mark.parametrize("pair", ["real"], indirect=True)
 async def test_last_a_dead_source_costs_nothing_and_what_a_shorter_prompt_offers_ends_the_target(
     pair: Pair, replicas: RunningReplicas
 ) -> None:
-    """Both end here, so this is the last test of the file."""
+    """Both end here, so this is the last test of the file. A rerun starts them anew."""
     await pair.emptied()
     prompt = Random(8).choices(range(100, 4000), k=LENGTH)
     right = await pair.ask(pair.source, prompt)

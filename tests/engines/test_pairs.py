@@ -193,6 +193,15 @@ async def test_one_that_decodes_and_fails_ends_the_pair_and_the_source_is_left()
         await it.is_left(it.prefill)
 
 
+@pytest.mark.parametrize("words", [b"Lost connection with prefill instance", b"Decode handshake failed for request"])
+async def test_one_that_decodes_may_hear_first_that_the_source_is_gone(words: bytes) -> None:
+    head = HEAD.replace(b"200 OK", b"500 Oh") + b"Content-Length: %d\r\n\r\n" % len(words)
+    async with both(silent(), answering(head + words)) as it:
+        heard = await it.over()
+        assert (heard.status, it.pair.failed_leg) == (500, "p")
+        await it.is_left(it.prefill)
+
+
 async def test_once_the_answer_has_begun_a_source_that_fails_changes_nothing() -> None:
     begun = asyncio.Event()
 

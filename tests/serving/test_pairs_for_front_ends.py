@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.core.types import Role
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.pairs import PairedEngine
 from preble.errors import EngineError, NoReplicaError
@@ -24,7 +25,7 @@ A6000 = "a6000-mistral-7b"
 @asynccontextmanager
 async def front_of(folder: Path, *roles: str) -> AsyncIterator[tuple[Serving, FrontEnd, list[EmulatorServer]]]:
     async with AsyncExitStack() as stack:
-        emulated = [EmulatorConfig(profile=A6000, speed=50.0, role=role) for role in roles]  # type: ignore[arg-type]
+        emulated = [EmulatorConfig(profile=A6000, speed=50.0, role=Role(role)) for role in roles]
         servers = [await stack.enter_async_context(EmulatorServer(one)) for one in emulated]
         config = GatewayConfig(
             replicas=tuple(ReplicaConfig(server.url, engine="sglang") for server in servers),

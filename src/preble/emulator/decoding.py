@@ -24,6 +24,8 @@ UNREACHABLE_S = 14.0
 """After which a request fails whose prefilling replica cannot be reached, as seen."""
 LOST_S = 6.0
 """After which a request fails whose prefilling replica has ended, as seen: two heartbeats."""
+LEAST_UNREACHABLE_S = 3.0
+"""The same of an emulator that runs faster: a busy machine answers no sooner for that."""
 RETRY_S = 1.0
 
 
@@ -144,7 +146,7 @@ class Decode:
 
     async def _reached(self, http: HttpClient, at: Address) -> None:
         try:
-            async with asyncio.timeout(UNREACHABLE_S / self._speed):
+            async with asyncio.timeout(max(UNREACHABLE_S / self._speed, LEAST_UNREACHABLE_S)):
                 while not await _answers(http):  # noqa: ASYNC110 (another process's state cannot be awaited)
                     await asyncio.sleep(RETRY_S / self._speed)
         except TimeoutError:

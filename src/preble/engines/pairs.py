@@ -43,6 +43,10 @@ class PairedEngine(Engine):
     def adapter(self) -> str:
         return self.decode.adapter
 
+    def lost_source(self, answer: bytes) -> bool:
+        """Return whether an error of the one that decodes says that it could not get the prompt of the other one."""
+        return False
+
     @abstractmethod
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         """Send what each of the two has to do; `receiver` hears of the answer of the one that decodes."""
@@ -147,6 +151,11 @@ class PairedLegs:
 
     # the leg that decodes
 
+    def target_says(self, data: bytes) -> None:
+        """The first of its answer has come. It may hear before we do that the source is gone."""
+        if self._source is not None and self._pair.lost_source(data):
+            self._pair.failed_leg = self._pair.prefill.replica_id
+
     has_begun = False
     """Whether anything of its answer has been passed on."""
 
@@ -198,6 +207,8 @@ class _TargetLeg:
         self._head = status, headers
 
     def received(self, data: bytes) -> None:
+        if not self._legs.has_begun:
+            self._legs.target_says(data)
         self._begin()
         self._legs.pass_on(lambda receiver: receiver.received(data))
 

@@ -37,6 +37,8 @@ _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate",
 """Paths whose bodies take the id of a request. SGLang refuses one for a list of texts to embed."""
 
 _ROLES = MappingProxyType({"prefill": Role.PREFILL, "decode": Role.DECODE})
+_LOST_SOURCE = (b"Lost connection with prefill", b"Decode handshake failed")
+"""What one that decodes says once the other one does not answer it."""
 """By what SGLang says of its `--disaggregation-mode`; without one it does both."""
 _BOOTSTRAP_PORT = 8998
 _ROOM_BITS = 63
@@ -276,6 +278,9 @@ class SglangPair(PairedEngine):
     Only the one that decodes streams: in a stream the source's failure would be an event, after a status of 200.
     """
 
+    def lost_source(self, answer: bytes) -> bool:
+        return any(words in answer for words in _LOST_SOURCE)
+
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         """Raises: EngineRefused. RequestError: it asks for several answers, which would end the engine in one room."""
         if _asks_for_several(body):
@@ -302,13 +307,17 @@ def _asks_for_several(body: bytes) -> bool:
 
     >>> _asks_for_several(b'{"prompt": "x", "n": 2}'), _asks_for_several(b'{"text": "x", "sampling_params": {"n": 1}}')
     (True, False)
+    >>> _asks_for_several(b'{"text": ["x"], "sampling_params": [{"n": 2}]}')
+    True
     """
     try:
         asked = msgspec.json.decode(body, type=_Several)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return False
-    sampling = asked.sampling_params if isinstance(asked.sampling_params, dict) else {}
-    return any(isinstance(number, int) and number > 1 for number in (asked.n, asked.best_of, sampling.get("n")))
+    given = asked.sampling_params if isinstance(asked.sampling_params, list) else [asked.sampling_params]
+    sampling = [one for one in given if isinstance(one, dict)]
+    numbers = (asked.n, asked.best_of, *(one.get("n") for one in sampling))
+    return any(isinstance(number, int) and number > 1 for number in numbers)
 
 
 def _unstreamed(body: bytes) -> bytes:

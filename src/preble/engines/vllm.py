@@ -153,7 +153,7 @@ class VllmEngine(ReportingEngine):
                 max_prompt_tokens=max_model_len,
                 block_size=self._block_size or cache.block_size,
                 reports_events=bool(self._endpoints),
-                splits=lease_s(self) > 0.0,
+                splits=lease_s(self) > 0.0 and bool(self._endpoints),
             ),
             max_model_len=max_model_len,
             adapters=adapters_among(models),

@@ -196,6 +196,10 @@ class _LegsInTurn:
         self._under_way = None
         if self._late is None:
             return  # given up before
+        if 400 <= self._status < 500 and self._status != 429:  # so will the target: the request is at fault
+            self._leave_source()
+            self._decode(self._body)
+            return
         params = self._params()
         if params is None:
             self._give_up(f"an answer of status {self._status} with nothing to fetch")

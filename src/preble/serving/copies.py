@@ -75,7 +75,7 @@ class Copies:
         for other, prefix in self._under_way.items():
             if (
                 prefix is not None
-                and placed.engine is other.engine
+                and placed.placement.replica_id == other.placement.replica_id
                 and placed.request.namespace == other.request.namespace
                 and placed.request.prompt.startswith(prefix)
             ):
@@ -105,7 +105,7 @@ class Copies:
 
     async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> bool:
         if transfer.kind is not TransferKind.COPY:
-            return False  # of a user's adapter that lets its replicas split
+            return False  # the source of a split rests, or its adapter splits nothing
         source, target = self._replicas.get(transfer.source), self._replicas.get(placed.placement.replica_id)
         if source is None or target is None or target.engine is not placed.engine or source.engine.kv_peer is None:
             return False

@@ -34,6 +34,7 @@ from preble.core.types.life import (
 )
 from preble.decisions.recent import RecentDecisions
 from preble.engines.http import HttpClient
+from preble.engines.pairs import PairedEngine
 from preble.errors import NoReplicaError, Quarantined
 from preble.rules.ejection import EjectionTable
 from preble.rules.retries import QUARANTINE_S, Quarantine, RetryBudget, like_of
@@ -194,9 +195,13 @@ class Placements:
         return _LEAST_WAIT_S + self.scheduler.cost_model.prefill_s(missed, placement.matched_tokens)
 
     def running(self) -> Counter[HttpClient]:
-        """Return how many requests run at each server, by its client, and copies from it. O(placements not ended)."""
-        running = Counter(placed.engine.http for placed in (*self.in_flight.values(), *self._lost))
-        return running + self.copies.sending()
+        """Return how many requests run at each server, by its client, and copies from it; those of a pair at both.
+
+        O(placements not ended).
+        """
+        engines = [placed.engine for placed in (*self.in_flight.values(), *self._lost)]
+        sources = (engine.prefill.http for engine in engines if isinstance(engine, PairedEngine))
+        return Counter(engine.http for engine in engines) + Counter(sources) + self.copies.sending()
 
     def lose(self, orphans: Sequence[Request], loss: Lost) -> None:
         """The scheduler has forgotten requests whose replica has left the rotation. They may still end well there.

@@ -86,8 +86,8 @@ class Forecast:
     def refused_for_s(self, request: Request, now: float) -> float:
         """Return after how many seconds the request may come again; 0 where it is taken now.
 
-        Taken is what keeps its target, and what could not keep it if nothing waited, where next to nothing waits. A
-        long prompt without a promise would make those behind it late to whom something could be promised.
+        Taken is what keeps its target. What could not keep it if nothing waited is taken, too, but a prompt that is too
+        long only where next to nothing waits: it would make those behind it late to whom something could be promised.
         """
         if self.is_possible(request, now):
             return max(self.late_s(request, now), 0.0)

@@ -242,9 +242,12 @@ class GlobalScheduler:
     def forecast(self, request: Request, now: float) -> Forecast:
         """Return what a request that comes now can nearly always have at best. Changes nothing.
 
-        O(prompt tokens at memcmp speed + replicas). Raises: NoReplicaError, PromptTooLong: as `place`.
+        Where roles are fixed, the first token takes as long as its prompt on one that computes prompts. O(prompt tokens
+        at memcmp speed + replicas). Raises: NoReplicaError, PromptTooLong: as `place`.
         """
         eligible = self._replicas.eligible(request)
+        if decoding := eligible & self._replicas.decoding:
+            eligible = self._replicas.sources(request) | eligible & ~decoding or eligible
         match = self._tree.match(request.prompt, request.namespace, request.model)
         return self._promises.forecast(ClusterView(request, eligible, match, self._cluster, now))
 

@@ -200,3 +200,14 @@ def test_a_target_with_little_to_decode_gets_the_request_if_it_has_room(capacity
         ask(made, f"short-{i}", run_of(10 + i, 20), D1)
         made.on_first_token(RequestId(f"short-{i}"), 0.0)
     assert ask(made, "q", DOC).replica_id == best
+
+
+def test_a_forecast_is_by_those_that_compute_prompts() -> None:
+    made = fleet()
+    ask(made, "first", DOC)
+    finish(made, "first")
+    again = Request(RequestId("again"), pack_tokens(DOC))
+    assert made.forecast(again, 0.0).prefill_s < 0.1  # the source has it, though no target does
+    for i in range(2):
+        ask(made, f"busy-{i}", run_of(10 + i, 5000))
+    assert made.forecast(again, 0.0).ttft_s > 4.0
