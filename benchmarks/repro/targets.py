@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from itertools import groupby, product
 from math import ceil, inf
 from pathlib import Path
@@ -38,6 +39,7 @@ from preble.core.types import NO_TARGET, RequestId, Target
 from preble.decisions.settings import make_scheduler
 from preble.lab.metrics import RequestRecord
 from preble.lab.sim import SimConfig, Simulation
+from preble.lab.sim.agenda import Priority
 from preble.lab.sim.calls import REFUSED
 from preble.lab.workloads import Workload, WorkloadRequest
 from preble.lab.workloads.registry import make_workload
@@ -65,6 +67,8 @@ SHARES = (0.8, 1.1, 1.5)
 AGENT = "agent"
 """Measured at 110 % only: its runs take ten times as long as the others'. An episode has 48 turns, more than there is
 time for, so fewer requests come than the rate says. A turn that is refused ends its episode."""
+CONVERSING = (AGENT, "multiturn")
+"""Those in which a request that is refused ends what would have followed."""
 LOADS = tuple((workload, share) for workload in CARRIED for share in SHARES if share == 1.1 or workload != AGENT)
 OTHERS = tuple(workload for workload in CARRIED if workload != AGENT)
 SEEDS = (10, 11)
@@ -84,11 +88,15 @@ prefill is done anew. `as llm-d`: the newest, whatever it has had."""
 NARROWING = "preble in turns narrowing"
 """As in turns; but how many of the last outcomes the interval keeps is no constant. It falls a little with each promise
 that is kept, and rises with each that breaks, so that about `KEPT_SHARE` are kept (adaptive conformal inference)."""
+COMING_AGAIN = "preble in turns coming again"
+"""As in turns; but who is refused comes again after `Retry-After`, as clients of OpenAI do by themselves. What it asks
+for counts from its first try."""
 NARROWED = ("toolbench", "video", "longdoc")
 NARROWED_SHARES = (0.8, 1.1)
 NARROWED_SEEDS = (*SEEDS, 12, 13, 14, 15)
 KEPT_SHARE, STEP, LEAST_SHARE, MOST_SHARE = 0.995, 0.1, 0.25, 0.98
 OVERLOADS = (1.1, 1.5, 2.0)
+MOST_TRIES = 3
 MOST_ABORTS = 2
 """Of one batch request. After so many it runs to its end, so batch work ends whatever people ask for."""
 
@@ -197,6 +205,27 @@ class Aborting(Simulation):
         self._refuse(admission.offer(request.request_id, "all", request.num_prompt_tokens, now), now)
 
 
+class ComingAgain(Simulation):
+    """Lets a refused request come again, `MOST_TRIES` times in all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._tries: Counter[str] = Counter()
+
+    def _end(self, call: Any, now: float, **how: Any) -> None:
+        self._tries[call.asked.request_id] += 1
+        if how.get("error") != REFUSED or self._tries[call.asked.request_id] >= MOST_TRIES:
+            super()._end(call, now, **how)
+            return
+        refused_for_s = self._scheduler.forecast(call.request, now).refused_for_s(call.request, now)
+        again_s = now + max(ceil(refused_for_s), 1)  # the header has whole seconds
+        self._agenda.at(again_s, Priority.ARRIVAL, partial(self._come_again, call))
+
+    def _come_again(self, call: Any, now: float) -> None:
+        call.request.promise(self.target_of(call.asked), now)
+        self._offer(call, now)
+
+
 class MovingInterval(Outcomes):
     """An interval whose share of the last outcomes moves with what becomes of promises."""
 
@@ -271,14 +300,15 @@ def run(workload: str, share: float, how: str, seed: int, wrong_profile: bool) -
     elif how == BY_DEADLINE:
         targets_s = {request.request_id: target_of(request).ttft_s or 0.0 for request in made.requests}
         admission = DeadlineOrder(CostModel(config.told_profile), targets_s)
-    kind = Aborting if how in ABORTING else Narrowing if how == NARROWING else Simulation
+    kinds: dict[str, type[Simulation]] = {**dict.fromkeys(ABORTING, Aborting), NARROWING: Narrowing}
+    kind = (kinds | {COMING_AGAIN: ComingAgain}).get(how, Simulation)
     simulation = kind(
         config,
         made,
         scheduler=make_scheduler(settings, config.told_profile),
         admission=admission,
         tenant_of=lambda asked: "all",
-        target_of=target_of if how in (*WITH_TARGETS, *ABORTING, NARROWING) else lambda asked: NO_TARGET,
+        target_of=target_of if how in (*WITH_TARGETS, *ABORTING, NARROWING, COMING_AGAIN) else lambda asked: NO_TARGET,
     )
     if isinstance(simulation, Aborting):
         simulation.only_prefills = how == ABORTING[0]
@@ -374,9 +404,17 @@ def values(runs: Sequence[Run]) -> dict[str, str]:
         "targets": table(runs) + "\n",
         "targets-aborting": aborting_table(runs) + "\n",
         "targets-narrowing": narrowing_table(runs) + "\n",
+        **{f"value:targets-again-{workload}": f"{again(runs, workload):.2f}" for workload in CONVERSING},
         "value:targets-wrong": f"{low:.1%}",
         "value:targets-wrong-admitted": f"{all_low:.1%}",
     }
+
+
+def again(runs: Sequence[Run], workload: str) -> float:
+    """Return the goodput of clients that come again, over that of the best rule without targets; means over seeds."""
+    of_case = [one for one in runs if (one.workload, one.share, one.wrong_profile) == (workload, 1.1, False)]
+    means = {how: mean(one.goodput for one in ours if one.seed in SEEDS) for how, ours in _by_way(of_case)}
+    return means[COMING_AGAIN] / max(means[how] for how in AS_TODAY)
 
 
 def aborting_table(runs: Sequence[Run]) -> str:
@@ -427,7 +465,9 @@ def cases() -> list[tuple[str, float, str, int, bool]]:
     aborting = list(product(OTHERS, OVERLOADS, ABORTING, SEEDS, (False,)))
     narrowing = list(product(NARROWED, NARROWED_SHARES, (IN_TURNS, NARROWING), NARROWED_SEEDS, (False,)))
     narrowing = [case for case in narrowing if case not in right]
-    return right + wrong + aborting + narrowing + list(product(OTHERS, (OVERLOADS[-1],), (IN_TURNS,), SEEDS, (False,)))
+    coming_again = list(product(CONVERSING, (1.1,), (COMING_AGAIN,), SEEDS, (False,)))
+    most = list(product(OTHERS, (OVERLOADS[-1],), (IN_TURNS,), SEEDS, (False,)))
+    return right + wrong + aborting + narrowing + coming_again + most
 
 
 def kept_runs() -> list[Run]:
