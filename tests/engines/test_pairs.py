@@ -1,4 +1,4 @@
-"""Two SGLang replicas that answer one request: what each gets, whose answer counts, and how the pair ends."""
+"""Two replicas that answer one request: what each gets, whose answer counts, and how the pair ends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from preble.engines import pairs
 from preble.engines.adapter import Engine
 from preble.engines.http import HttpClient
 from preble.engines.sglang import SglangEngine
+from preble.engines.vllm import VllmEngine
+from preble.engines.vllm_pairs import VllmPair
 from preble.errors import EngineError, EngineFailed, EngineGone, EngineRefused
 from preble.web.client.pool import Ongoing
 from preble.web.messages import HeaderList
@@ -263,3 +265,20 @@ async def test_a_question_of_our_own_to_one_with_a_role_moves_nothing() -> None:
             assert b"".join([piece async for piece in answer.chunks()]) == b"ok"
         [asked] = it.asked(it.prefill)
         assert (asked["bootstrap_host"], asked["bootstrap_room"]) == ("2.2.2.2", 0)
+
+
+@pytest.mark.parametrize(("status", "rests"), [(b"400 Bad", False), (b"429 Later", True), (b"500 Oh", True)])
+async def test_a_vllm_source_rests_after_a_fault_of_its_own_and_not_of_the_request(status: bytes, rests: bool) -> None:
+    refusal = HEAD.replace(b"200 OK", status) + b"Content-Length: 2\r\n\r\nno"
+    async with serving(answering(refusal)) as p, serving(answering(ANSWER)) as d:
+        source, target = (
+            VllmEngine(HttpClient(server.url, ReplicaId(name)), None) for server, name in ((p, "p"), (d, "d"))
+        )
+        heard = Heard()
+        source.kv_peer = "nixl:30"
+        VllmPair(target, source).begin("/v1/completions", BODY, {}, heard)
+        await eventually(lambda: heard.is_over)
+        assert heard.status == 200, "the target has computed"
+        assert (source.rests_until > 0.0) == rests
+        await source.close()
+        await target.close()

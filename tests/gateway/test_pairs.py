@@ -153,6 +153,7 @@ async def test_a_client_that_leaves_leaves_nothing_in_flight(stream: bool) -> No
         asking = asyncio.create_task(it.post(max_tokens=100_000, stream=stream))
         await eventually(lambda: it.gateway.serving.num_in_flight == 1)
         await eventually(lambda: it.works("decode"), "the answer decodes")
+        assert sorted(it.gateway.serving._placements.running().values()) == [1, 1], "neither may be removed"
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await it.is_idle()
