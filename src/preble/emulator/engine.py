@@ -176,12 +176,12 @@ class EmulatedEngine:
             raise self.die(death) from death
 
     def link_s(self, num_tokens: int) -> float:
-        """Return how long so many tokens take that another replica sends."""
+        """Return in how many seconds another replica sends so many tokens."""
         link_s = self._cost_model.link_s(num_tokens)
         return (link_s + self._cost_model.link_latency_s) / self._speed if 0.0 < link_s < inf else 0.0
 
     def die(self, death: Exception) -> RequestError:
-        """End the engine, as a bug of a real one does. Returns what its request is told."""
+        """End the engine, as a bug of a real one does. Return the error for its request."""
         self._death = death
         self._wake.set()
         return RequestError("the engine has died")

@@ -158,7 +158,7 @@ class Prefill:
             room.sent.set_result(Sent(crc32(prompt.tokens), cached_tokens))
 
     async def wanted(self, wanted: Wanted) -> Sent:
-        """Return when what another wants has been sent. Leave it, and nobody is told. Raises: PairFailed."""
+        """Wait until what the other one wants has been sent; it is not told if this ends before. Raises: PairFailed."""
         with self._inside(wanted.room) as room:
             room.wanted.append(wanted)
             room.is_wanted.set()
