@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
-from made_by import note
+from made_by import begin, note
 
 from preble.lab.metrics.estimates import estimate
 
@@ -58,8 +58,8 @@ class Kept(Generic[M]):
         return {one.key: one for one in msgspec.json.decode(self._path.read_bytes(), type=list[self._kind])}  # type: ignore[name-defined]
 
     def play(self, measure: Callable[..., M], wanted: Iterable[tuple[Any, ...]], jobs: int) -> None:
-        """Measure what is wanted and not kept yet, in so many processes, and keep each run at once."""
-        found = self.known()
+        """Measure what is wanted and not of today yet, in so many processes, and keep each run at once."""
+        found = {} if begin(self._name) else self.known()
         with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
             for future in as_completed([pool.submit(measure, *key) for key in wanted if key not in found]):
                 one = future.result()

@@ -17,7 +17,7 @@ import sys
 from io import StringIO
 from pathlib import Path
 
-from made_by import note
+from made_by import begin, note
 from rich.console import Console
 
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
@@ -68,6 +68,7 @@ def draw(result: CompareResult) -> None:
 
 def main() -> None:
     if "--draw" not in sys.argv[1:]:
+        begin("compare_example", RESULTS)
         with progress("compare", "runs") as on_progress:
             compare_policies(example(), path=RESULTS, on_progress=on_progress)
         note("compare_example")

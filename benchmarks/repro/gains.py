@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import grid
 import msgspec
-from made_by import note
+from made_by import note, policy_digest
 from page import EVALUATION, fill, markdown
 
 from preble.lab.compare import compare_policies
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "gains.json"
-KEPT = ROOT / "build" / "gains"
+KEPT = ROOT / "build" / "gains" / policy_digest()
 PAGES = (ROOT / "docs" / "index.md", *EVALUATION)
 FIGURES = ROOT / "docs" / "assets"
 POLICIES = ("preble", "least_load", "round_robin")

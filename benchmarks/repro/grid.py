@@ -24,7 +24,7 @@ from types import MappingProxyType
 import msgspec
 from evaluation_cases import CASES as EVALUATED
 from evaluation_cases import DATA
-from made_by import note
+from made_by import begin, note
 from page import EVALUATION, EVALUATION_FIGURES, NOT_RUN, fill, markdown
 
 from preble.core.costs.model import CostModel
@@ -95,6 +95,10 @@ class Cell:
     @property
     def path(self) -> Path:
         return RESULTS / f"{self.name}.json"
+
+    @property
+    def group(self) -> str:
+        return self.name.partition("-")[0]
 
     @property
     def replicas(self) -> int:
@@ -320,6 +324,8 @@ def main() -> None:
         print(*(f"{cell.name:24}{cell.title}" for cell in cells), sep="\n")
         return
     if not options.draw:
+        for group in {cell.group for cell in cells}:
+            begin(f"grid_{group}", *(cell.path for cell in CELLS.values() if cell.group == group))
         screen(cells)
         if options.full:
             refine(cells)

@@ -29,7 +29,7 @@ from statistics import fmean
 from types import MappingProxyType
 
 import msgspec
-from made_by import note
+from made_by import begin, note
 from page import EVALUATION, NOT_RUN, filled, markdown
 
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
@@ -209,6 +209,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many, from the first on")
     parser.add_argument("--draw", action="store_true", help="only fill in what is there")
     options = parser.parse_args()
+    if not options.draw:
+        begin("held_out", *(path for case in CASES.values() for path in (case.path, case.search_path)))
     for name, case in CASES.items():
         if name.startswith(options.only) and not options.draw:
             run(case, SEEDS[: options.seeds])

@@ -18,6 +18,9 @@ from types import MappingProxyType
 import msgspec
 from page import fill
 
+from preble.lab.compare import read_result
+from preble.lab.compare.result import write_result
+
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmarks" / "results" / "made_by.json"
 DECISIONS = ROOT / "tests" / "golden"
@@ -124,6 +127,23 @@ def note(*names: str) -> None:
     code, day = commit(), datetime.now(UTC).date()
     found = makers() | {name: Maker(policy_digest(policy_of(name)), code, day) for name in names}
     KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=1) + b"\n")
+
+
+def begin(name: str, *comparisons: Path) -> bool:
+    """Note that today's policy makes a result from now on, and return whether what is kept of it is of an earlier one.
+
+    Take that one's runs out of these comparisons, so that what goes on where it was cut off mixes no two policies.
+    """
+    is_old = name in old()
+    note(name)
+    for path in comparisons if is_old else ():
+        if path.exists():
+            result = read_result(path)
+            kept = [run for run in (*result.runs, *result.other_runs) if run.policy != policy_of(name)]
+            write_result(
+                msgspec.structs.replace(result, is_complete=False, standings=[], runs=[], other_runs=kept), path
+            )
+    return is_old
 
 
 def old() -> dict[str, Maker]:

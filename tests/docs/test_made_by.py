@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from preble.lab.compare import ComparePlan, compare_policies, read_result
+from preble.lab.sim import SimConfig
+from preble.lab.workloads import WorkloadPlan
+from preble.profiles import load_profile
 from support.scripts import ROOT, script
 
 PLAYS = ("preble.lab.sim import", "preble.lab.compare import compare", "cpu_engines.measure(", "started_gateway(")
@@ -21,6 +26,17 @@ NOT_NOTED = {
     "noisy_neighbour": "judges the gateway's queue",
     "send_ids": "judges how long the gateway takes",
 }
+
+
+class _Run(msgspec.Struct, frozen=True):
+    """What a script with kept runs measures."""
+
+    case: str
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.case, self.seed
 
 
 @pytest.mark.parametrize("page", script("benchmarks/repro/made_by.py").PAGES, ids=lambda path: path.name)
@@ -70,3 +86,45 @@ def test_another_policy_makes_every_result_an_old_one(monkeypatch: pytest.Monkey
     today = {name: msgspec.structs.replace(maker, policy="another") for name, maker in made_by.makers().items()}
     monkeypatch.setattr(made_by, "makers", lambda: today)
     assert set(made_by.values().values()) == {"today's `preble`", "today's `e2`"}
+
+
+def test_what_goes_on_after_a_change_of_the_policy_plays_that_policy_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_by, path = script("benchmarks/repro/made_by.py"), tmp_path / "comparison.json"
+    monkeypatch.setattr(made_by, "KEPT", tmp_path / "made_by.json")  # the repository's own
+    made_by.KEPT.write_bytes(b"{}")
+    plan = ComparePlan(
+        workloads={"tools": WorkloadPlan(source="toolbench", requests=20)},
+        policies=("preble", "least_load"),
+        cluster=SimConfig(profile=load_profile("a6000-mistral-7b"), replicas=2),
+        seeds=(1,),
+        rates=(2.0,),
+    )
+    assert not made_by.begin("held_out", path)
+    whole = compare_policies(plan, path=path, jobs=1)
+    assert not made_by.begin("held_out", path)
+    assert read_result(path) == whole, "today's own runs stay"
+
+    monkeypatch.setattr(made_by, "policy_digest", lambda _policy: "another")
+    assert made_by.begin("held_out", path)
+    left = read_result(path)
+    assert not left.is_complete
+    assert [run.policy for run in (*left.runs, *left.other_runs)] == ["least_load"]
+    assert not made_by.begin("held_out", path), "what goes on is of one policy"
+    assert compare_policies(plan, path=path, jobs=1) == whole
+
+
+def test_runs_of_an_earlier_policy_are_not_kept_beside_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_by, cases = script("benchmarks/repro/made_by.py"), script("benchmarks/repro/cases.py")
+    monkeypatch.setattr(made_by, "KEPT", tmp_path / "made_by.json")  # the repository's own
+    monkeypatch.setattr(cases, "RESULTS", tmp_path)  # benchmarks/results
+    monkeypatch.setattr(cases, "ProcessPoolExecutor", lambda jobs, _context: ThreadPoolExecutor(jobs))
+    made_by.KEPT.write_bytes(b"{}")
+    kept = cases.Kept("runs", _Run, lambda run: run.key, str)
+    kept.play(_Run, [("one", 1)], 1)
+    kept.play(_Run, [("two", 2)], 1)
+    assert kept.known().keys() == {("one", 1), ("two", 2)}
+    monkeypatch.setattr(made_by, "policy_digest", lambda _policy: "another")
+    kept.play(_Run, [("two", 2)], 1)
+    assert kept.known().keys() == {("two", 2)}
