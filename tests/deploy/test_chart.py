@@ -160,7 +160,7 @@ def test_only_gateways_reach_the_kv_events_of_the_engines() -> None:
         rendered({"networkPolicy": {"enabled": True}})
 
 
-@pytest.mark.parametrize("file", [None, "values-vllm.yaml", "values-sglang.yaml"])
+@pytest.mark.parametrize("file", [None, "values-vllm.yaml", "values-sglang.yaml", "values-sglang-roles.yaml"])
 def test_the_gateway_takes_the_configuration_of_the_values(file: str | None, tmp_path: Path) -> None:
     python = require_server("helm", "python")
     text = (CHART / (file or "values.yaml")).read_text()

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 import zmq.asyncio
 from aiohttp import web
+from structlog.testing import capture_logs
 
-from preble.core.types import CacheCleared, ReplicaId
+from preble.core.types import CacheCleared, ReplicaId, Role
 from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect, vllm
 from preble.engines.adapter import EngineLoad, PriorityOrder
 from preble.engines.commands import free_ports
@@ -345,6 +346,19 @@ async def test_sglang_says_its_fixed_role_and_where_its_bootstrap_server_is(role
         answers["/server_info"]["disaggregation_mode"] = "null"
         assert (await client.probe()).spec.role == "mixed"
         assert client.kv_peer is None
+
+
+@pytest.mark.parametrize("mode", ["null", "prefill"])
+async def test_a_role_that_sglang_does_not_have_is_said_and_does_not_count(mode: str) -> None:
+    answers = sglang()
+    answers["/server_info"] |= {"disaggregation_mode": mode}
+    async with url_of(answers) as url:
+        server = connect(url, "sglang", role=Role.DECODE)
+        with capture_logs() as logs:
+            spec = (await server.probe()).info.spec
+        await server.close()
+    said = [(line["given"], line["role"]) for line in logs if line["event"] == "role_differs"]
+    assert said == [("decode", spec.role)] and spec.role is not Role.DECODE
 
 
 @pytest.mark.parametrize("caches", [False, True])

@@ -6,6 +6,7 @@ import pytest
 
 from preble.config import GatewayConfig, ReplicaConfig, knobs
 from preble.config.load import load
+from preble.core.types import Role
 from preble.errors import ConfigError
 from support.scripts import script
 
@@ -56,6 +57,13 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
     assert config.auth.api_keys == ("k1", "k2")
 
 
+def test_what_follows_a_url_as_key_and_value_is_said_of_that_replica() -> None:
+    more = "http://a:1,role=prefill,transfer_group=zone-1"
+    wanted = (ReplicaConfig("http://a:1", role=Role.PREFILL, transfer_group="zone-1"), ReplicaConfig("http://b:2"))
+    assert load(None, {"PREBLE_REPLICAS": f"{more},http://b:2"}, {}).replicas == wanted
+    assert load(None, {}, {"replicas": (more, "http://b:2")}).replicas == wanted
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -73,6 +81,8 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
         ('replicas = ["http://user:secret@a:1"]', "replicas: the URL of a has a user name or password"),
         ('replicas = [{ ulr = "http://a:1" }]', "unknown key 'ulr'; did you mean 'url'"),
         ('replicas = [{ engine = "vllm" }]', "missing required field `url`"),
+        ('replicas = ["http://a:1,rle=decode"]', "unknown key 'rle'; did you mean 'role'"),
+        ('replicas = ["http://a:1,role=encode"]', "Invalid enum value 'encode'"),
         ("replicas = [7]", "neither a URL nor a table"),
         ('replicas = ["http://a:1", "http://A:1/"]', "http://a:1 is given twice"),
         ("replicas = []", "no replica given"),

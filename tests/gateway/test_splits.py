@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from preble.config import ParityConfig, ReplicaConfig
+from preble.core.types import Role
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.kept import KeptKv, KeptPrompts
 from preble.engines.vllm import TierConfig, TransferConfig
@@ -54,13 +55,16 @@ class Split:
 
 
 @asynccontextmanager
-async def splitting(folder: Path, *, lease_s: float = 30.0, parity: bool = False) -> AsyncIterator[Split]:
+async def splitting(
+    folder: Path, *, lease_s: float = 30.0, parity: bool = False, given: tuple[dict[str, Any], ...] = ({}, {})
+) -> AsyncIterator[Split]:
+    """`given`: what the configuration says of both; with a role it splits all that it can."""
     profile = linked_profile(folder, s_per_token=1e-5, bytes_per_s=1e9, latency_s=1e-3)
     config = EmulatorConfig(profile=str(profile), model="m", events_port=0, nixl=True, lease_s=lease_s)
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(EmulatorServer(config)) for _ in range(2)]
-        replicas = [ReplicaConfig(server.url) for server in servers]
-        scheduler = always_splitting(profile, servers[1].url)
+        replicas = [ReplicaConfig(server.url, **more) for server, more in zip(servers, given, strict=True)]
+        scheduler = None if "role" in given[0] else always_splitting(profile, servers[1].url)
         gateway = await stack.enter_async_context(
             gateway_before(replicas, scheduler, parity=ParityConfig(enabled=parity))
         )
@@ -103,6 +107,34 @@ async def test_what_could_go_wrong_is_not_split(tmp_path: Path, more: dict[str, 
     async with splitting(tmp_path) as split:
         await split.ask(**more)
         assert split.computed[0] == 0
+
+
+PREFILL: dict[str, Any] = {"role": Role.PREFILL}
+DECODE: dict[str, Any] = {"role": Role.DECODE}
+
+
+async def test_a_role_that_the_configuration_gives_a_vllm_is_fixed(tmp_path: Path) -> None:
+    async with splitting(tmp_path, given=(PREFILL, DECODE)) as split:
+        answer = await split.ask()
+        assert split.computed == (WHOLE + 5, 5), "without a link in the gateway's profile"
+        assert answer["choices"] == (await split.ask(url=split.source.url))["choices"]
+        before = split.computed
+        await split.ask(prompt=PROMPT[1:], n=2)
+        assert split.computed[0] == before[0], "what cannot be split is computed where it is decoded"
+
+
+async def test_replicas_of_different_transfer_groups_make_no_pair(tmp_path: Path) -> None:
+    async with splitting(tmp_path, given=({"transfer_group": "a", **PREFILL}, {"transfer_group": "b", **DECODE})) as it:
+        assert it.gateway.serving.replicas.lacks is None
+        body = {"prompt": PROMPT, "max_tokens": 1}
+        async with aiohttp.ClientSession(it.gateway.url) as http, http.post("/v1/completions", json=body) as answer:
+            assert answer.status == 503, await answer.text()
+
+
+async def test_a_fleet_with_given_roles_is_checked_as_pairs(tmp_path: Path) -> None:
+    async with splitting(tmp_path, given=(PREFILL, DECODE)) as split:
+        reports = await split.gateway.serving.check_parity()
+        assert [report.outcome for report in reports] == [ParityOutcome.VERIFIED] * 2, reports
 
 
 async def test_a_source_that_is_late_costs_the_client_nothing_and_rests(tmp_path: Path) -> None:

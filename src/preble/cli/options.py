@@ -43,8 +43,16 @@ def _policy(name: str) -> str:
     return name
 
 
+def _replica(text: str) -> Any:
+    """Return a replica by its URL, and what follows it as `,KEY=VALUE`."""
+    from preble.config.load import replica_of
+
+    return replica_of("--replica", text)
+
+
 HTTP_URL = Read("url", server_url)
 """An http or https URL of a server; the value has no `/v1` or slash at its end."""
+REPLICA = Read("url", _replica)
 POLICY = Read("name", _policy)
 """A policy's name, or module:Class."""
 
@@ -112,7 +120,12 @@ def policy_option(default: str | None) -> Callable[[Command], Command]:
 
 
 replica_options = all_of(
-    option("--replica replicas", "URL of a replica. Repeatable.", HTTP_URL, multiple=True),
+    option(
+        "--replica replicas",
+        "URL of a replica; `URL,role=prefill` and the like say more of it. Repeatable.",
+        REPLICA,
+        multiple=True,
+    ),
     option(
         "--engine",
         "What the replicas run: vllm, sglang, openai, or your own adapter; auto asks each replica.  [default: auto]",

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from preble.config.knobs import NotNegative, Positive
+from preble.core.types import Role
 from preble.errors import ConfigError
 
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -44,6 +45,15 @@ class GroupConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """ZMQ port that replays past KV events. Why: vLLM reports it itself."""
     kv_events_topic: str = ""
     """Topic of their KV events. Why: vLLM's own default."""
+    role: Role | None = None
+    """What they are for: see a replica's `role`. Why: as there; a service for each role can say it so."""
+    transfer_group: str = ""
+    """Name of those among which KV may be sent. Why: see a replica's `transfer_group`."""
+    role_label: str = ""
+    """Label of a pod that says its role, beside `preble/role`. Why: those of llm-d, Dynamo and AIBrix are known."""
+    transfer_group_label: str = ""
+    """Label of a pod that names its transfer group, such as the one of its zone, beside `preble/transfer-group`. Why:
+    mostly all reach each other."""
 
     @property
     def name(self) -> str:

@@ -118,12 +118,19 @@ def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) ->
             continue
         knob = variables.get(variable)
         if knob is not None:
-            layer[knob.key] = (
-                [part for piece in value.split(",") if (part := piece.strip())] if knob.key in _LISTS else value
-            )
+            layer[knob.key] = [*_listed(value)] if knob.key in _LISTS else value
         elif near := get_close_matches(variable, variables, n=1, cutoff=0.9):
             raise ConfigError(f"environment variable {variable} is not known; did you mean {near[0]}?")
     return layer
+
+
+def _listed(value: str) -> Iterator[str]:
+    """Yield the parts between commas; what follows a URL as `,KEY=VALUE` belongs to it.
+
+    >>> list(_listed("http://a:1,role=prefill, http://b:2,"))
+    ['http://a:1,role=prefill', 'http://b:2']
+    """
+    return (part for piece in re.split(r",(?!\w+=)", value) if (part := piece.strip()))
 
 
 def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, strict: bool) -> Any:
@@ -166,11 +173,18 @@ def _replicas(where: str, value: Any) -> tuple[ReplicaConfig, ...]:
 
 
 def replica_of(where: str, item: Any) -> ReplicaConfig:
-    """Return the replica that a URL or a table describes. `where`: what errors begin with. Raises: ConfigError."""
+    """Return the replica that a URL or a table describes. `where`: what errors begin with. Raises: ConfigError.
+
+    >>> replica_of("flags", "http://a:1,role=prefill").role
+    <Role.PREFILL: 'prefill'>
+    """
     if isinstance(item, ReplicaConfig):
         table: dict[str, Any] = msgspec.structs.asdict(item)
+    elif isinstance(item, str):
+        url, *more = item.split(",")
+        table = {"url": url, **{key: value for key, _, value in (one.partition("=") for one in more)}}
     else:
-        table = {"url": item} if isinstance(item, str) else item
+        table = item
     if not isinstance(table, Mapping):
         raise ConfigError(f"{where}: replicas: {item!r} is neither a URL nor a table with a `url`")
     names = [field.name for field in msgspec.structs.fields(ReplicaConfig)]

@@ -7,10 +7,11 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from preble.config.knobs import NotNegative, OneOrMore, Positive, ZeroOrMore
+from preble.core.types import Role
 
 
 class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """One replica. In a file either a table with these keys or just its URL."""
+    """One replica. In a file a table with these keys, or just its URL, as `URL,KEY=VALUE,...` if need be."""
 
     url: str
     """Base URL, without `/v1`. Why: there is no sensible default."""
@@ -28,6 +29,12 @@ class ReplicaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     kv_peer: str | None = None
     """`HOST:PORT` of its p2p tier, from which other replicas copy KV. Why: vLLM says it in its development mode only;
     docs/howto/copies.md."""
+    role: Role | None = None
+    """`prefill`, `decode` or `mixed`: what it is for. Why: SGLang says it itself; vLLM with NIXL can be either,
+    and this fixes it there (docs/howto/splits.md)."""
+    transfer_group: str = ""
+    """A name for those among which KV may be sent, the same for all of them. Why: mostly all that run the same program,
+    version, model and block size reach each other."""
 
 
 class HealthConfig(Struct, frozen=True, forbid_unknown_fields=True):

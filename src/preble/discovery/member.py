@@ -55,5 +55,7 @@ def member_at(
         kv_events=zmq(group.kv_events_port),
         kv_events_replay=zmq(group.kv_events_replay_port),
         kv_events_topic=group.kv_events_topic,
+        role=group.role,
+        transfer_group=group.transfer_group,
     )
     return Member(replica, incarnation, held_back)

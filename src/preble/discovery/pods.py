@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from preble.config import GroupConfig
+from preble.core.types import Role
 from preble.discovery.member import Member, member_at
 from preble.errors import ConfigError
 
@@ -24,7 +25,25 @@ _NUMBERS = MappingProxyType(
         "preble/kv-events-replay-port": "kv_events_replay_port",
     }
 )
-_WORDS = MappingProxyType({"preble/engine": "engine", "preble/kv-events-topic": "kv_events_topic"})
+_WORDS = MappingProxyType(
+    {
+        "preble/engine": "engine",
+        "preble/kv-events-topic": "kv_events_topic",
+        "preble/transfer-group": "transfer_group",
+    }
+)
+_ROLE = "preble/role"
+_ROLE_LABELS = ("llm-d.ai/role", "nvidia.com/dynamo-sub-component-type", "role-name")
+"""Of llm-d, Dynamo and AIBrix."""
+_ROLES = MappingProxyType(
+    {
+        **{str(role): role for role in Role},
+        "prefill-decode": Role.MIXED,
+        "encode-prefill-decode": Role.MIXED,
+        "both": Role.MIXED,
+        "encode-prefill": Role.PREFILL,
+    }
+)
 _OVER = ("Succeeded", "Failed")
 _HIGHEST_PORT = 65535
 
@@ -79,7 +98,7 @@ def _of_endpoint(endpoint: Object, port: int, group: GroupConfig) -> Member:
 def members_of_pods(pods: Iterable[Object], group: GroupConfig) -> Named:
     """Return a member for each pod that has an address and has not ended.
 
-    Annotations of a pod (`preble/port`, `preble/engine`, `preble/kv-events-port`, ...) go before the group's settings.
+    Annotations and labels of a pod (`preble/port`, `preble/engine`, `preble/role`, ...) go before the group's settings.
     """
     members, problems = [], []
     for pod in pods:
@@ -106,7 +125,8 @@ def _of_pod(pod: Object, group: GroupConfig) -> Member | None:
     if not address or status.get("phase") in _OVER:
         return None
     is_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
-    settings = dict(_annotated(metadata.get("annotations") or {}))
+    marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    settings = {**_labelled(marks, group), **dict(_annotated(marks))}
     containers = (pod.get("spec") or {}).get("containers") or ()
     ports = {port.get("name") or "": port.get("containerPort") for c in containers for port in c.get("ports") or ()}
     return member_at(
@@ -119,8 +139,19 @@ def _of_pod(pod: Object, group: GroupConfig) -> Member | None:
     )
 
 
+def _labelled(marks: Mapping[str, str], group: GroupConfig) -> dict[str, str | int]:
+    """Return the role and the transfer group that labels of others give a pod, where they do."""
+    found: dict[str, str | int] = {}
+    if name := marks.get(group.transfer_group_label):
+        found["transfer_group"] = name
+    for label in (group.role_label, *_ROLE_LABELS):
+        if (role := _ROLES.get(marks.get(label, ""))) is not None:
+            return {**found, "role": role}
+    return found
+
+
 def _annotated(annotations: Mapping[str, str]) -> Iterator[tuple[str, str | int]]:
-    """Raises: ConfigError: a port is no number."""
+    """Raises: ConfigError: a port is no number, or a role none."""
     for key, setting in _NUMBERS.items():
         if (value := annotations.get(key)) is not None:
             if not (value.isascii() and value.isdigit() and 1 <= int(value[:6]) <= _HIGHEST_PORT):
@@ -129,6 +160,10 @@ def _annotated(annotations: Mapping[str, str]) -> Iterator[tuple[str, str | int]
     for key, setting in _WORDS.items():
         if (value := annotations.get(key)) is not None:
             yield setting, value
+    if (value := annotations.get(_ROLE)) is not None:
+        if value not in _ROLES:
+            raise ConfigError(f"{_ROLE}={value[:50]!r} is no role; there are: {', '.join(Role)}")
+        yield "role", _ROLES[value]
 
 
 def _port(wanted: int | str | None, ports: Mapping[str, int | None]) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from preble.core.types import ReplicaId, Role
+import structlog
+
+from preble.core.types import ReplicaId, ReplicaSpec, Role
 from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.engines.kv_sockets import KvEventEndpoints
@@ -41,12 +43,16 @@ def connect(
     kv_events: KvEventEndpoints | None = None,
     kv_store: str = "",
     kv_peer: str | None = None,
+    role: Role | None = None,
+    transfer_group: str = "",
 ) -> EngineServer:
     """Return the server at `url`. Opens no connection: it may be down.
 
     `engine`: an adapter's name (`preble.engines.registry`); "auto" asks the server at each probe. `replica_id`: the URL
     where not given. `kv_events`: where its KV events are, for a program that cannot say so itself. `kv_store`: name of
     the store of KV blocks that it shares with others. `kv_peer`: see `Engine.given_kv_peer`.
+    `role`: fixed by the operator, for a program that can be either. `transfer_group`: a name of those among which KV
+    may be sent.
 
     Raises: ConfigError: the URL or the adapter is unusable.
     """
@@ -54,14 +60,19 @@ def connect(
     def http() -> HttpClient:
         return HttpClient(url, replica_id or ReplicaId(url), api_key=api_key, timeouts=timeouts)
 
-    return EngineServer(http, None if engine == AUTO else engine_class(engine), kv_events, kv_store, kv_peer)
+    adapter = None if engine == AUTO else engine_class(engine)
+    return EngineServer(http, adapter, kv_events, kv_store, kv_peer, role, transfer_group)
 
 
-def _transfer_group(info: EngineInfo) -> str:
-    """Return a name that replicas share if all they say of their KV is equal. The engine compares the rest."""
+def _transfer_group(info: EngineInfo, given: str) -> str:
+    """Return a name that replicas share if all they say of their KV is equal. The engine compares the rest.
+
+    `given`: by the operator; those with another one have another name.
+    """
     how = ("nixl",) if info.spec.splits else ()
     model = info.roots[:1] or info.models[:1]
-    return " ".join((*how, info.engine, info.version or "", *model, str(info.spec.block_size)))
+    mine = (given,) if given else ()
+    return " ".join((*how, info.engine, info.version or "", *model, str(info.spec.block_size), *mine))
 
 
 class EngineServer:
@@ -74,6 +85,8 @@ class EngineServer:
         kv_events: KvEventEndpoints | None,
         kv_store: str = "",
         kv_peer: str | None = None,
+        role: Role | None = None,
+        transfer_group: str = "",
     ) -> None:
         """`adapter`: None finds it out at each probe."""
         self._new_http = new_http
@@ -81,6 +94,8 @@ class EngineServer:
         self._kv_events = kv_events
         self._kv_store = kv_store
         self._kv_peer = kv_peer
+        self._role = role
+        self._transfer_group = transfer_group
         self._http = new_http()
         self._engine: Engine | None = None
 
@@ -103,8 +118,20 @@ class EngineServer:
         engine.given_kv_peer = self._kv_peer
         info = await engine.probe()
         takes_part = engine.kv_peer or info.spec.role is not Role.MIXED
-        group = _transfer_group(info) if takes_part else ""
-        return Found(engine, replace(info, spec=replace(info.spec, store=self._kv_store, transfer_group=group)))
+        group = _transfer_group(info, self._transfer_group) if takes_part else ""
+        spec = replace(self._with_role(info.spec), store=self._kv_store, transfer_group=group)
+        return Found(engine, replace(info, spec=spec))
+
+    def _with_role(self, spec: ReplicaSpec) -> ReplicaSpec:
+        """Return what it says of itself, with the role that the operator gives it: of one that can be either."""
+        given = self._role
+        if given in (None, spec.role):
+            return spec
+        if spec.splits and given is not None:
+            return replace(spec, role=given, splits=False)
+        log = structlog.get_logger().bind(replica=self.replica_id)
+        log.warning("role_differs", given=given, role=spec.role, consequence="what the engine says counts")
+        return spec
 
     async def _current(self) -> Engine:
         adapter = self._adapter or await self._find_out()

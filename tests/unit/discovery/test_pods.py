@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from preble.config import GroupConfig
+from preble.core.types import Role
 from preble.discovery.pods import NOT_READY, TERMINATING, members_of_pods, members_of_slices
 
 SERVICE = GroupConfig(service="vllm", port="http")
@@ -124,6 +127,42 @@ def test_a_pod_with_a_wrong_annotation_is_reported_and_the_others_count() -> Non
     named = members_of_pods([wrong, pod("10.0.0.2", "good")], PODS)
     assert urls(named) == ["http://10.0.0.2:8000"]
     assert named.problems == ("pod pod-bad: annotation preble/kv-events-port='many' is no port",)
+
+
+def role_of(labels: dict[str, str], **settings: Any) -> Role | None:
+    group = GroupConfig(pods="app=vllm", **settings)
+    [member] = members_of_pods([pod("10.0.0.1", metadata={"labels": labels})], group).members
+    return member.replica.role
+
+
+@pytest.mark.parametrize("label", ["preble/role", "llm-d.ai/role", "nvidia.com/dynamo-sub-component-type", "role-name"])
+def test_a_pods_role_is_the_one_of_its_label_whoever_has_set_it(label: str) -> None:
+    roles = {value: role_of({label: value}) for value in ("prefill", "decode", "both", "prefill-decode")}
+    assert roles == {"prefill": "prefill", "decode": "decode", "both": "mixed", "prefill-decode": "mixed"}
+
+
+def test_what_others_call_a_role_and_is_none_says_nothing() -> None:
+    assert role_of({"role-name": "worker", "llm-d.ai/role": "encode", "component": "decode"}) is None
+
+
+def test_a_label_of_ones_own_goes_before_those_of_others_and_preble_before_both() -> None:
+    labels = {"component": "decode", "llm-d.ai/role": "prefill"}
+    assert role_of(labels, role_label="component", role=Role.MIXED) is Role.DECODE
+    assert role_of({**labels, "preble/role": "mixed"}, role_label="component") is Role.MIXED
+    assert role_of({}, role_label="component", role=Role.PREFILL) is Role.PREFILL
+
+
+def test_a_pod_with_a_role_that_is_none_is_reported() -> None:
+    named = members_of_pods([pod("10.0.0.1", "bad", metadata={"labels": {"preble/role": "encode"}})], PODS)
+    assert named.problems == ("pod pod-bad: preble/role='encode' is no role; there are: mixed, prefill, decode",)
+
+
+def test_a_pods_transfer_group_is_in_a_label_too() -> None:
+    own = {"preble/transfer-group": "b"}
+    for label, labels, found in (("zone", {}, "a"), ("zone", own, "b"), ("", own, "b"), ("other", {}, "c")):
+        group = GroupConfig(pods="app=vllm", transfer_group="c", transfer_group_label=label)
+        [member] = members_of_pods([pod("10.0.0.1", metadata={"labels": {"zone": "a", **labels}})], group).members
+        assert member.replica.transfer_group == found
 
 
 def test_a_pod_that_takes_over_an_address_is_another_replica() -> None:

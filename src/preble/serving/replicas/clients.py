@@ -22,6 +22,8 @@ def server_of(config: GatewayConfig, replica: ReplicaConfig) -> EngineServer:
         kv_events=endpoints,
         kv_store=replica.kv_store,
         kv_peer=replica.kv_peer,
+        role=replica.role,
+        transfer_group=replica.transfer_group,
     )
 
 
