@@ -19,11 +19,13 @@ import pytest
 from preble.config import ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.engines import connect
 from preble.engines.commands import free_ports
 from preble.engines.http import HttpClient
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.kv_wire import WireStored
 from preble.engines.vllm import VllmEngine
+from preble.lab.profiling.link import LinkMeasuring
 from support.belief import newest_message, raw_events
 from support.gateways import gateway_before, idle
 from support.linked import KV_BYTES, linked_profile
@@ -343,6 +345,17 @@ async def test_a_prefix_is_copied_in_two_steps(pair: Pair) -> None:
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == WHOLE
     assert (await counted(pair.target)).since(before).computed == 100
     await pair.is_free()
+
+
+async def test_the_link_between_the_two_is_measured(pair: Pair) -> None:
+    servers = connect(pair.source), connect(pair.target)
+    try:
+        found = await LinkMeasuring(*servers, seed=7, quick=True, max_tokens=HALF).run()
+    finally:
+        for server in servers:
+            await server.close()
+    assert found.kv_bytes_per_token == pair.kv_bytes
+    assert [times.tokens for times in found.copies] == [32, 64, 160, 320]
 
 
 async def test_a_gateway_splits_between_real_replicas(replicas: RunningReplicas, tmp_path: Path) -> None:

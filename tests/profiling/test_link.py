@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 from preble.cli import cli
 from preble.core.costs.model import CostModel
-from preble.core.types import ReplicaSpec
+from preble.core.types import ReplicaSpec, Role
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.metrics import MetricsPage
 from preble.emulator.peers import KvSource
-from preble.engines import EngineInfo
+from preble.engines import EngineInfo, connect
 from preble.errors import ConfigError, EngineProtocolError
 from preble.lab.profiling.link import CopyTimes, LinkMeasurements, LinkMeasuring, with_link
 from preble.profiles import load_profile
@@ -39,6 +39,7 @@ class Replica(InProcess):
         super().__init__(load_profile(str(file)), 256, p2p=True)
         self.kv_peer = "other:1"
         self.http = SimpleNamespace(ask=self._ask)
+        self.paired = lambda source: None
         self.forgets = False
         self.source = other
 
@@ -129,8 +130,13 @@ def test_a_link_without_a_rate_is_refused(seconds: dict[int, float]) -> None:
         with_link(load_profile("tiny-cpu"), link_of(seconds, KV_BYTES))
 
 
-async def test_the_command_adds_the_link_to_a_profile(file: Path, tmp_path: Path) -> None:
-    config = EmulatorConfig(profile=str(file), block_size=BLOCK, kv_tokens=4000, max_model_len=1000, p2p=True)
+def emulated(file: Path, **settings: Any) -> EmulatorConfig:
+    return EmulatorConfig(profile=str(file), block_size=BLOCK, kv_tokens=4000, max_model_len=1000, **settings)
+
+
+@pytest.mark.parametrize("kind", ["p2p", "nixl"])
+async def test_the_command_adds_the_link_to_a_profile(file: Path, tmp_path: Path, kind: str) -> None:
+    config = emulated(file, **{kind: True})
     linked, raw = tmp_path / "mine.json", tmp_path / "raw.json"
     async with EmulatorServer(config) as source, EmulatorServer(config) as target:
         arguments = ["profile", "--transfer", source.url, target.url, "--profile", "tiny-cpu", "-o", str(linked)]
@@ -145,6 +151,20 @@ async def test_the_command_adds_the_link_to_a_profile(file: Path, tmp_path: Path
     assert written.link_bytes_per_s and written.link_latency_s >= LATENCY_S
     assert b"computed ms" in shown
     assert len(json.loads(raw.read_text())["copies"]) == 5
+
+
+async def test_the_link_of_a_pair_with_roles_is_measured_in_its_direction(file: Path) -> None:
+    prefill, decode = (emulated(file, role=role) for role in (Role.PREFILL, Role.DECODE))
+    async with EmulatorServer(prefill) as source, EmulatorServer(decode) as target:
+        servers = connect(source.url), connect(target.url)
+        found = await LinkMeasuring(*servers, seed=7, quick=True).run()
+        with pytest.raises(ConfigError, match="not decode and prefill"):
+            await LinkMeasuring(*reversed(servers), seed=7, quick=True).run()
+        for server in servers:
+            await server.close()
+    assert found.kv_bytes_per_token is None, "SGLang counts no bytes"
+    assert with_link(load_profile(str(file)), found).link_bytes_per_s
+    assert all(min(times.copied_s) >= LATENCY_S for times in found.copies)
 
 
 def test_the_command_takes_a_replica_or_two() -> None:

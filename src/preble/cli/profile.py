@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @option("--url", "The replica: vLLM, or another server with OpenAI's API.", HTTP_URL)
 @option(
     "--transfer",
-    "Instead of a replica, measure the link over which replica B copies KV from A.",
+    "Instead of a replica, measure the link over which replica B gets KV from A.",
     HTTP_URL,
     nargs=2,
     metavar="A B",
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @option("--profile base", "The profile to which --transfer adds the link.", metavar="NAME|FILE")
 @option(
     "--kv-peer kv_peers",
-    "HOST:PORT of the p2p tier of A, then of B.  [default: as they say, in vLLM's development mode]",
+    "HOST:PORT of the p2p tier of A, then of B.  [default: as they say; vLLM in its development mode]",
     nargs=2,
     metavar="A B",
 )
