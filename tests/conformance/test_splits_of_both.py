@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,9 @@ from support.linked import KV_BYTES, linked_profile
 from support.nixl_vllm import LEASE_S, counted, in_use, nixl_vllm, num_requests
 from support.questions import VllmReplica, asked
 from support.replicas import BLOCK_SIZE, KV_TOKENS, MODEL_NAME, TEST_TIMEOUT_S, RunningReplicas, running
+from support.split_burst import NUM_CLIENTS, SplitBurst
 from support.splitting import always_splitting
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -218,11 +219,17 @@ async def _endpoints(url: str) -> KvEventEndpoints:
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningReplicas]:
-    folder, ports = tmp_path_factory.mktemp("nixl"), free_ports(2)
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningReplicas]:
+    """Of which the last is there to be killed in a burst."""
+    folder, ports = tmp_path_factory.mktemp("nixl"), free_ports(3)
     fleets = [nixl_vllm(folder / str(port), port) for port in ports]
     with running(*fleets) as loop:
         yield RunningReplicas(tuple(fleet.replicas[0] for fleet in fleets), loop)
+
+
+@pytest.fixture(scope="module")
+def replicas(three: RunningReplicas) -> RunningReplicas:
+    return RunningReplicas(three.replicas[:2], three.loop)
 
 
 @pytest.fixture(params=("emulated", "real"))
@@ -380,16 +387,46 @@ async def test_a_gateway_splits_between_real_replicas(replicas: RunningReplicas,
         await idle(gateway)
 
 
+async def test_a_burst_while_a_target_and_clients_go_has_right_answers_and_leaves_nothing(
+    three: RunningReplicas, tmp_path: Path
+) -> None:
+    """The source goes in the next test, which ends the file. Many more go in benchmarks/repro/real_kills.py."""
+    async with bursting(three, tmp_path) as burst:
+        for goes in (None, None, "target"):
+            await eventually(partial(burst.round, goes), "some are split", TEST_TIMEOUT_S)
+        assert burst.ends["right"] >= NUM_CLIENTS
+        await burst.nothing_is_left(2 * LEASE_S + PATIENCE_S)
+
+
+@asynccontextmanager
+async def bursting(replicas: RunningReplicas, folder: Path) -> AsyncIterator[SplitBurst]:
+    """Let a gateway split every request that it can, the last of these decoding."""
+
+    async def kill(url: str) -> None:
+        await replicas.kill(replicas.urls.index(url))
+
+    profile = linked_profile(folder, s_per_token=0.1, bytes_per_s=1e9, latency_s=0.01)
+    configs = [ReplicaConfig(url) for url in replicas.urls]
+    async with gateway_before(configs, always_splitting(profile, replicas.urls[-1])) as gateway:
+        burst = SplitBurst(gateway, replicas.urls, Random(26), kill, LENGTH)
+        await burst.know(replicas.urls[0])
+        yield burst
+        await idle(gateway)
+
+
 @pytest.mark.parametrize("pair", ["real"], indirect=True)
 async def test_last_a_dead_source_costs_nothing_and_what_a_shorter_prompt_offers_ends_the_target(
-    pair: Pair, replicas: RunningReplicas
+    pair: Pair, replicas: RunningReplicas, tmp_path: Path
 ) -> None:
     """Both end here, so this is the last test of the file. A rerun starts them anew."""
     await pair.emptied()
     prompt = Random(8).choices(range(100, 4000), k=LENGTH)
     right = await pair.ask(pair.source, prompt)
-    shorter, params = await pair.offered(prompt[:HALF]), await pair.offered(prompt)
-    await replicas.kill(0)
+    async with bursting(replicas, tmp_path) as burst:
+        await eventually(burst.round, "the two have met", TEST_TIMEOUT_S)
+        shorter, params = await pair.offered(prompt[:HALF]), await pair.offered(prompt)
+        await eventually(partial(burst.round, "source"), "some are split", TEST_TIMEOUT_S)
+        await burst.nothing_is_left(2 * LEASE_S + PATIENCE_S)
     answer = await pair.ask(pair.target, prompt, kv_transfer_params=params)
     assert answer["choices"] == right["choices"]
     await pair.forget(pair.target)

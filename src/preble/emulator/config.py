@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from preble.core.replica.waiting_queue import QueueOrder
-from preble.core.types import Role
+from preble.core.types import KV_LEASE_S, Role
 from preble.errors import ConfigError
 
 
@@ -59,7 +59,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     decode_caches: bool = False
     failures: float = 0.0
     nixl: bool = False
-    lease_s: float = 30.0
+    lease_s: float = KV_LEASE_S
     replay_batches: int = 10_000
     drops_last_block: bool = False
     said_events_port: int | None = None

@@ -15,7 +15,7 @@ from uuid import uuid4
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from preble.core.types import ReplicaSpec
+from preble.core.types import KV_LEASE_S, ReplicaSpec
 from preble.engines.adapter import Engine, EngineInfo, PriorityOrder
 from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_events import KvEventEndpoints
@@ -77,7 +77,7 @@ class SecondaryTier(msgspec.Struct):
 
 class TierConfig(msgspec.Struct):
     secondary_tiers: list[SecondaryTier] = []
-    kv_lease_duration: float = 30.0
+    kv_lease_duration: float = KV_LEASE_S
     bidirectional_kv_xfer: bool = False
 
 

@@ -18,6 +18,7 @@ import msgspec
 import structlog
 from msgspec import Raw
 
+from preble.core.types import PART_OF_LEASE
 from preble.engines.adapter import Engine
 from preble.engines.pairs import PairedEngine, with_fields
 from preble.errors import EngineError, EngineRefused
@@ -121,7 +122,7 @@ class _LegsInTurn:
 
     def begin(self, of_source: bytes) -> None:
         """Send the first leg. Raises: EngineRefused: the target cannot be reached, nor the source."""
-        within_s = lease_s(self._pair.prefill) / 2
+        within_s = PART_OF_LEASE * lease_s(self._pair.prefill)
         try:
             self._under_way = self._pair.prefill.begin(self._path, of_source, self._headers, self)
         except EngineRefused as error:

@@ -224,6 +224,12 @@ class TransferKind(StrEnum):
     """It computes the prompt, up to the first token, and sends what the other one lacks: a split."""
 
 
+KV_LEASE_S = 30.0
+"""How long the source of a split keeps a prompt that nobody fetches: vLLM with NIXL, unless it was told otherwise."""
+PART_OF_LEASE = 0.5
+"""Within which a source must have computed the prompt, so that nothing is fetched late. Else the target computes it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """KV that another replica is to send to the one on which a request was placed, before that one computes the rest.

@@ -11,7 +11,7 @@ import msgspec
 from preble.core.costs.model import CostProfile
 from preble.core.costs.refit import CostFactors, scaled
 from preble.core.replica.waiting_queue import QueueOrder
-from preble.core.types import ReplicaId, Role
+from preble.core.types import KV_LEASE_S, ReplicaId, Role
 from preble.decisions.settings import SchedulerSettings
 from preble.errors import ConfigError
 from preble.plugins.policies import make_policy
@@ -102,7 +102,8 @@ class SimLinks(msgspec.Struct, frozen=True, kw_only=True):
     `bytes_per_s`: of each link in each direction. `latency_s`: of a copy, beside its time on the link. `groups`: names
     of the replicas that can copy from each other, for each group; none for all of them, those that join included.
     `splits`: one of a group may also compute a prompt for another one, which decodes the answer. `prefill`: so many
-    replicas, the first ones, only compute prompts, and all others only decode; 0: none has a fixed role.
+    replicas, the first ones, only compute prompts, and all others only decode; 0: none has a fixed role. `lease_s`: how
+    long a source keeps a prompt of a split that nobody fetches; one that takes longer than half of it is given up.
     """
 
     bytes_per_s: float
@@ -110,10 +111,12 @@ class SimLinks(msgspec.Struct, frozen=True, kw_only=True):
     groups: tuple[tuple[str, ...], ...] = ()
     splits: bool = False
     prefill: int = 0
+    lease_s: float = KV_LEASE_S
 
     def __post_init__(self) -> None:
         _require(not (self.splits and self.prefill), "splits choose roles for each request; leave out one of both")
         _require(0 < self.bytes_per_s < math.inf, f"a link needs a positive rate, got {self.bytes_per_s}")
+        _require(self.lease_s > 0, f"lease_s must be more than 0, got {self.lease_s}")
         _require(self.latency_s >= 0, f"a link's latency must not be negative, got {self.latency_s}")
         names = [name for group in self.groups for name in group]
         _require(len(names) == len(set(names)), f"a replica is in two transfer groups: {', '.join(names)}")

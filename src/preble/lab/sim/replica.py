@@ -15,7 +15,7 @@ class SimReplica:
     `local`: what waits, runs and is cached on it. `gaps`: between the tokens of its answers.
     `busy_s`: seconds of GPU time spent. `prefill_tokens`: prompt tokens computed, again after a preemption included.
     `num_copies`, `copied_tokens`: what was copied to it. `is_alive`: until it is lost. `is_awake`: an iteration runs or
-    is about to.
+    is about to. `lease_s`: how long it keeps a prompt that nobody fetches.
     """
 
     def __init__(self, replica_id: ReplicaId, config: SimConfig, cost_model: CostModel) -> None:
@@ -39,6 +39,7 @@ class SimReplica:
             order=config.order,
         )
         self.gaps = TokenGaps()
+        self.lease_s = 0.0 if config.links is None else config.links.lease_s
         self._batch: Batch | None = None
         self._began_at = 0.0
         self.spec = ReplicaSpec(

@@ -11,7 +11,16 @@ from math import inf
 
 from preble.core.costs.model import CostModel
 from preble.core.replica.sequence import Finished
-from preble.core.types import TOKEN_BYTES, PackedTokens, Placement, Request, Role, Transfer, TransferKind
+from preble.core.types import (
+    PART_OF_LEASE,
+    TOKEN_BYTES,
+    PackedTokens,
+    Placement,
+    Request,
+    Role,
+    Transfer,
+    TransferKind,
+)
 from preble.errors import RequestError
 from preble.lab.sim.agenda import Agenda, Priority
 from preble.lab.sim.calls import Call
@@ -41,16 +50,28 @@ class _Links:
 
 
 class Copy:
-    """One copy that has begun: its source keeps what it sends."""
+    """One copy that has begun: its source keeps what it sends. `kept_until_s`: if its target is lost, when the source
+    lets go: vLLM with NIXL hears of nothing, and keeps it for its lease.
+    """
 
-    def __init__(self, request: Request, source: SimReplica, target: SimReplica) -> None:
+    def __init__(self, request: Request, source: SimReplica, target: SimReplica, kept_until_s: float = -inf) -> None:
         self._request, self._source, self._target = request, source, target
+        self.kept_until_s = kept_until_s
         self._lent = source.local.lend(request)
 
     @property
     def has_source(self) -> bool:
         """Whether its source was not lost."""
         return self._source.is_alive
+
+    @property
+    def has_target(self) -> bool:
+        """Whether its target was not lost."""
+        return self._target.is_alive
+
+    def let_go(self, now: float) -> None:
+        """Have the source keep it no longer, though nobody has fetched it."""
+        self._source.local.take_back(self._lent)
 
     def end(self) -> bool:
         """Put what was sent into the target's cache. Return False if there was nothing, or the source was lost.
@@ -104,15 +125,23 @@ class Transfers:
         source.gaps.take(finished.request_id)
         call.leg, call.leg_cached = None, finished.num_cached_tokens
         begins_s = self._links.reserve(source, target, placement.transfer, now)
-        copy, ends_s = Copy(call.request, source, target), begins_s + self._links.seconds(placement.transfer)
+        copy = Copy(call.request, source, target, now + source.lease_s)
+        ends_s = begins_s + self._links.seconds(placement.transfer)
         self._agenda.at(ends_s, Priority.ARRIVAL, partial(self._end, call, placement, copy))
 
     def give_up_legs(self, calls: Iterable[Call], now: float) -> None:
         """End the legs whose source was lost."""
         for call in [call for call in calls if call.leg is not None and not call.leg.is_alive]:
             assert call.placement is not None
-            call.leg = None
-            self._end(call, call.placement, None, now)
+            self._give_up_leg(call, call.placement, now)
+
+    def _give_up_leg(self, call: Call, placement: Placement, now: float) -> None:
+        """Have the target compute the prompt, if its source has not by now."""
+        if call.leg is None or call.placement is not placement:
+            return
+        call.leg.local.abort(call.request.request_id)
+        call.leg = None
+        self._end(call, placement, None, now)
 
     def _begin_copy(self, call: Call, placement: Placement, source: SimReplica, target: SimReplica, now: float) -> None:
         if call.placement is not placement:
@@ -131,9 +160,15 @@ class Transfers:
             return
         call.leg = source
         self._fleet.wake(source, now)
+        if source.spec.role is Role.MIXED:  # those with fixed roles wait for each other
+            late_s = now + PART_OF_LEASE * source.lease_s
+            self._agenda.at(late_s, Priority.ARRIVAL, partial(self._give_up_leg, call, placement))
 
     def _end(self, call: Call, placement: Placement, copy: Copy | None, now: float) -> None:
         """A transfer is there, or has failed. Nobody hears of it if the target was lost meanwhile."""
+        if copy is not None and not copy.has_target:
+            self._agenda.at(max(now, copy.kept_until_s), Priority.REPORT, copy.let_go)
+            return
         has_come = copy is not None and copy.end()
         if not has_come:
             call.leg_cached = None
