@@ -2,6 +2,7 @@
 
     python benchmarks/repro/hard_cases.py                            # the named cases, one seed
     python benchmarks/repro/hard_cases.py burst-40x30000 --seeds 3
+    python benchmarks/repro/hard_cases.py burst-40x30000 --streams   # what each rule makes of each of its streams
     python benchmarks/repro/hard_cases.py --draw 100                 # cases 0 to 99 at random; --first 100: the next
     python benchmarks/repro/hard_cases.py --worst                    # the worst of those drawn, more seeds, shrunk
     python benchmarks/repro/hard_cases.py --page                     # only fill in the page from the kept results
@@ -316,6 +317,18 @@ def run(asked: list[tuple[str, int]], path: Path, jobs: int) -> None:
             print(row(one), flush=True)
 
 
+def by_stream(name: str, seed: int) -> str:
+    """Return what each rule makes of the case, its runs played to the end: a line a rule."""
+    case = case_of(name)
+    workload, lines = case.workload(seed), [f"{name}, seed {seed}: mean E2E, s, and p99 of TTFT by stream, s"]
+    for rule in RULES:
+        numbers = play(case, workload, make_policy(rule), seed, (inf, inf))
+        assert numbers is not None, "nothing ends it early"
+        p99 = ", ".join(f"{stream} {value:.2f}" for stream, value in numbers.ttft_p99_s.items() if stream)
+        lines.append(f"{rule:24}{numbers.e2e_s['']:8.2f}  {p99}")
+    return "\n".join(lines)
+
+
 def closer(path: Path) -> None:
     """Play the worst of the drawn cases with more seeds, shrink those that stay lost, and keep them."""
     result, today = read_result(path), policy_digest()
@@ -407,6 +420,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(NAMED)}")
     parser.add_argument("--seeds", type=int, default=1, help="of the named cases")
+    parser.add_argument("--streams", action="store_true", help="print the named cases' streams, and keep nothing")
     parser.add_argument("--draw", type=int, default=0, metavar="N", help="N cases at random instead")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="of the drawn cases")
     parser.add_argument("--worst", action="store_true", help="look closer at the worst of those drawn")
@@ -424,8 +438,12 @@ def main() -> None:
         numbers = range(options.first, options.first + options.draw)
         run([(f"drawn-{number}", number) for number in numbers], options.into, options.jobs)
     else:
-        names = options.cases or list(NAMED)
-        run([(name, seed) for name in names for seed in range(options.seeds)], options.into, options.jobs)
+        asked = [(name, seed) for name in options.cases or list(NAMED) for seed in range(options.seeds)]
+        if options.streams:
+            for name, seed in asked:
+                print(by_stream(name, seed), flush=True)
+        else:
+            run(asked, options.into, options.jobs)
 
 
 if __name__ == "__main__":

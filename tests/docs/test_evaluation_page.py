@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.scripts import script
@@ -21,6 +22,17 @@ def test_a_drawn_case_is_the_same_whenever_it_is_drawn_and_its_smaller_ones_can_
         for smaller in search._smaller(case):
             assert smaller != case
             smaller.config(seed=0)
+
+
+def test_each_rule_says_what_it_makes_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = script("benchmarks/repro/hard_cases.py")
+    case = msgspec.structs.replace(search.NAMED["burst-40x6000"], lasting_s=16.0)
+    monkeypatch.setattr(search, "NAMED", {"short": case})  # all the named cases
+    monkeypatch.setattr(search, "RULES", ("preble", "least_load"))  # every rule
+    title, *lines = search.by_stream("short", 0).splitlines()
+    assert title.startswith("short, seed 0")
+    assert [line.split()[0] for line in lines] == ["preble", "least_load"]
+    assert all("tools " in line and "document at 15 s " in line for line in lines)
 
 
 def test_the_drawn_and_named_cases_on_the_page_are_of_todays_policy() -> None:
