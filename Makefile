@@ -52,6 +52,9 @@ SBOM_TOOLS := 'cyclonedx-bom>=7.2,<8' 'pip-licenses>=5.5,<6'
 LICENCES := Apache|BSD|ISC|MIT|Mozilla Public License 2.0|MPL-2.0|PSF-2.0|Python Software Foundation
 # fastokens names no licence; its own LICENSE file is the Apache License.
 UNNAMED := fastokens
+# They only compute, so they run beside the engines, which leave CPU time over.
+COMPUTING := tests/docs tests/property tests/unit/lab
+BESIDE_LOG := build/test-beside-engines.log
 # Tests of our own code and processes: a file at a time on each core. What starts processes of others keeps the machine to
 # itself.
 OTHERS := vllm or sglang or envoy or ray or clients
@@ -60,7 +63,7 @@ CHAOS_ARGS ?=
 COMPILED ?= yes
 
 .PHONY: help demo test test-fast test-light test-kubernetes test-native test-wheels test-dependencies sbom chaos native lint format types docs docs-serve bench repro golden engines servers wheels constraints notebook reference clean distclean
-.PHONY: environments checks compiled-wheel
+.PHONY: environments checks compiled-wheel test-beside-engines
 
 help: ## Show the verbs
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -168,13 +171,19 @@ demo: $(DEV) ## Round robin against the default policy on real engines (ENGINE=e
 	@if [ "$(ENGINE)" = vllm ]; then $(PYTHON) dev/setup.py vllm; fi
 	@$(BIN)/preble demo --engine $(ENGINE) --out $(DEMO_OUT)
 
-# The environments are made beside the quick checks, which also set up Preble's own. Both runs of pytest come to their end.
+# The environments are made beside the quick checks, which also set up Preble's own. Every run of pytest comes to its end.
 test: ## Everything that CI checks: lint, types, docs, all tests, real engines and servers
 	@$(MAKE) --no-print-directory -j2 checks environments
-	@$(if $(strip $(PYTEST_ARGS)),$(BIN)/pytest $(PYTEST_ARGS),status=0; \
-	  $(BIN)/pytest --durations=20 $(ON_ALL_CORES) -m 'not ($(OTHERS))' || status=$$?; \
-	  $(BIN)/pytest --durations=20 -m '$(OTHERS)' || status=$$?; exit $$status)
-	@$(MAKE) --no-print-directory test-native
+	@$(if $(strip $(PYTEST_ARGS)),$(BIN)/pytest $(PYTEST_ARGS); $(MAKE) --no-print-directory test-native,status=0; \
+	  $(BIN)/pytest --durations=20 $(ON_ALL_CORES) -m 'not ($(OTHERS))' $(addprefix --ignore=,$(COMPUTING)) || status=$$?; \
+	  mkdir -p build; $(MAKE) --no-print-directory test-beside-engines > $(BESIDE_LOG) 2>&1 & beside=$$!; \
+	  trap 'kill $$beside 2>/dev/null || true' EXIT; \
+	  $(BIN)/pytest --durations=20 -m '$(OTHERS)' || status=$$?; \
+	  wait $$beside || status=$$?; cat $(BESIDE_LOG); exit $$status)
+
+test-beside-engines:
+	@status=0; $(MAKE) --no-print-directory test-native || status=$$?; \
+	  $(BIN)/pytest --durations=20 -m 'not ($(OTHERS))' $(COMPUTING) || status=$$?; exit $$status
 
 test-kubernetes: $(DEV) ## Test discovery and leases against the cluster of KUBECONFIG, in a namespace of their own
 	@[ -n "$(KUBECONFIG)" ] || { echo "make: say which cluster: make test-kubernetes KUBECONFIG=FILE" >&2; exit 2; }
