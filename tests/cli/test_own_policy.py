@@ -67,6 +67,13 @@ class Silent:
 
     def choose(self, view, rng):
         pass
+
+
+class Viewing:
+    name = "viewing"
+
+    def choose(self, view, rng):
+        return view.candidates[0]
 """
 
 
@@ -202,5 +209,14 @@ def test_a_failure_of_it_is_not_called_a_bug_in_preble(folder: Path, how: tuple[
 def test_a_policy_that_returns_nothing_is_told_so(folder: Path) -> None:
     scheduler = make_scheduler(SchedulerSettings(policy="broken_policies:Silent"), PROFILE)
     scheduler.add_replica(ReplicaSpec(ReplicaId("a")), 0.0)
-    with pytest.raises(PolicyError, match=r"policy 'silent' (returned None; return a Choice|failed.*got None)"):
+    with pytest.raises(PolicyError, match=r"policy 'silent' (returned None; return Choice\(|failed.*got None)"):
+        scheduler.place(Request.of("r", [1, 2, 3]), 0.0)
+
+
+@pytest.mark.plain
+def test_a_policy_that_returns_a_view_of_a_replica_is_told_what_to_return(folder: Path) -> None:
+    scheduler = make_scheduler(SchedulerSettings(policy="broken_policies:Viewing"), PROFILE)
+    scheduler.add_replica(ReplicaSpec(ReplicaId("a")), 0.0)
+    said = "policy 'viewing' returned ReplicaView('a'); return Choice(replica.index, Reason.POLICY)"
+    with pytest.raises(PolicyError, match=re.escape(said)):
         scheduler.place(Request.of("r", [1, 2, 3]), 0.0)

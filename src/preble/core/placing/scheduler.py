@@ -193,7 +193,8 @@ class GlobalScheduler:
                 raise
             raise failure_of(self.policy, error) from error
         if not isinstance(choice, Choice):
-            raise PolicyError(f"policy {self.policy.name!r} returned {choice!r}; return a Choice")
+            remedy = "return Choice(replica.index, Reason.POLICY)"
+            raise PolicyError(f"policy {self.policy.name!r} returned {choice!r}; {remedy}")
         if choice.replica < 0 or not view.eligible >> choice.replica & 1:
             raise PolicyError(
                 f"policy {self.policy.name!r} chose replica index {choice.replica}, which is none of {view.replicas}"

@@ -315,6 +315,9 @@ class ReplicaView:
         self._view = view
         self.index = index
 
+    def __repr__(self) -> str:
+        return f"ReplicaView({self.id!r})"
+
     @property
     def id(self) -> ReplicaId:
         return self._view.replica_id(self.index)
