@@ -37,7 +37,7 @@ class Case:
     which adds only a little to a prompt that is there. `cluster`, `workload_options`: fields of `SimConfig` and
     `WorkloadPlan`. `paper`: what the paper found, as (mean, p99) against round robin.
 
-    `rates` are below what `preble.lab.sim.bound.lower_bound` says that no scheduler can sustain, or little above,
+    `rates` are below what `lower_bound` says that no scheduler can sustain, or little above,
     and `requests` enough for sessions to follow each other.
 
     Videos and documents are a fixed number (`num_prefixes`). Without it more requests ask for more of them, all in

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from carried_rate import carried_rate
 from grid import CELLS, EVERYBODY, LOADS, SCREEN, SCREEN_LOADS, Cell
 
 from preble.errors import ConfigError
@@ -13,7 +14,6 @@ from preble.lab.compare import CompareResult, Run
 from preble.lab.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling, significant
 from preble.lab.metrics.estimates import estimate
 from preble.lab.report import Drawing, Table, draw
-from preble.lab.sim.bound import carried_rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

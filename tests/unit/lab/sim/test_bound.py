@@ -13,8 +13,12 @@ from preble.core.policies.registry import policy_names
 from preble.core.types import pack_tokens
 from preble.errors import ConfigError
 from preble.lab.sim import Failure, FailureKind, SimConfig, SimResult, simulate
-from preble.lab.sim.bound import LowerBound, lower_bound, steady_rate
+from preble.lab.sim.bound import steady_rate
 from preble.lab.workloads import Segment, Workload, WorkloadRequest
+from support.scripts import script
+
+module = script("benchmarks/repro/lower_bound.py")
+lower_bound = module.lower_bound
 
 # A token costs 1 ms to prefill; an iteration that decodes takes 10 ms or more.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.01, 0.0, 0.0, 4096)
@@ -43,7 +47,7 @@ def own(num_tokens: int, seed: int) -> tuple[int, ...]:
     return tuple(range(1000 * (seed + 1), 1000 * (seed + 1) + num_tokens))
 
 
-def bound(*requests: WorkloadRequest, on: SimConfig | None = None) -> LowerBound:
+def bound(*requests: WorkloadRequest, on: SimConfig | None = None) -> module.LowerBound:
     return lower_bound(Workload("test", requests), on or config())
 
 
@@ -215,7 +219,7 @@ def some_config(rng: Random) -> SimConfig:
     )
 
 
-def assert_holds(found: LowerBound, result: SimResult) -> None:
+def assert_holds(found: module.LowerBound, result: SimResult) -> None:
     """Every number of the run is on the right side of the bound, but for rounding."""
     slack = 1e-9
     done = {record.request_id: record for record in result.records if record.ok}

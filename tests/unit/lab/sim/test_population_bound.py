@@ -12,11 +12,13 @@ from preble.core.costs.model import CostProfile
 from preble.core.policies.registry import policy_names
 from preble.errors import ConfigError
 from preble.lab.sim import SimConfig, simulate
-from preble.lab.sim.bound import carried_rate, least_gpu_s
 from preble.lab.workloads import Stream
 from preble.lab.workloads.streams import stream_workload
+from support.scripts import script
 
 pytestmark = pytest.mark.slow
+module = script("benchmarks/repro/carried_rate.py")
+carried_rate, least_gpu_s = module.carried_rate, module.least_gpu_s
 
 # A token costs 1 ms, whatever shares an iteration with it.
 PROFILE = CostProfile("unit", "made up", ((0, 0.0), (1000, 1.0)), 0.0, 0.0, 0.0, 0.0, 4096)
