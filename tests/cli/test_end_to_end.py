@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from preble.profiles import load_profile
 from support.commands import Running, ask, marked_processes, until_up
 from support.waiting import eventually
 
@@ -62,6 +63,21 @@ def test_up_starts_replicas_of_fixed_roles_and_serves_with_pairs_of_them(preble:
     ready = dict(re.findall(r"(\w+)-\d+ is ready at (\S+)", "\n".join(up.lines)))
     assert set(ready) == {"prefill", "decode"}
     assert headers["x-preble-replica"] != ready["prefill"], "it answers as the one that decodes"
+
+
+@linux_only
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["p2p", "nixl"])
+def test_up_starts_replicas_that_copy_from_each_other(preble: type[Running], tmp_path: Path, way: str) -> None:
+    up = preble("up", "--engine", "emulator", "--transfer", way, "--port", "0", "--log-dir", str(tmp_path))
+    url = up.wait_for(r"listening on (http://\S+)$")[1]
+    until_up(url, 2)
+    check = preble("check", "--url", url)
+    assert check.end() == 0, check.lines
+    assert sum("copy          verified" in line for line in check.lines) == 2, check.lines
+    up.process.send_signal(signal.SIGINT)
+    assert up.end() == 0, up.lines
+    assert load_profile(str(tmp_path / "profile.json")).link_bytes_per_s
 
 
 @linux_only

@@ -14,12 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from preble.core.types import Role
 from preble.engines import commands, connect, guard
 from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
 from preble.engines.launch import Fleet, ReplicaProcess
+from preble.engines.vllm import TransferConfig
 from preble.errors import ConfigError, EngineGone, EngineTimeout
 from support.pairs import pair_of
 from support.waiting import PATIENCE_S, eventually
@@ -257,10 +259,48 @@ def test_wrong_options_are_refused(options: Any) -> None:
         commands_for(options("./nowhere"))
     with pytest.raises(ConfigError, match="needs a model"):
         commands_for(LaunchOptions(engine="vllm", replicas=1, log_dir=Path("logs")))
-    with pytest.raises(ConfigError, match="no fixed roles"):
-        commands_for(options(roles=(Role.PREFILL, Role.DECODE)))
+    with pytest.raises(ConfigError, match="leave --transfer out"):
+        commands_for(options(roles=(Role.PREFILL, Role.DECODE), transfer="nixl"))
+    with pytest.raises(ConfigError, match="SGLang needs roles for that"):
+        commands_for(LaunchOptions(engine="sglang", replicas=2, log_dir=Path("logs"), transfer="p2p"))
+    with pytest.raises(ConfigError, match="on GPUs alone; --transfer nixl"):
+        commands_for(options(transfer="p2p"))
     with pytest.raises(ConfigError, match="1 roles are given for 2 replicas"):
         commands_for(options(roles=(Role.PREFILL,)))
+
+
+def transfer_of(command: commands.Command) -> Any:
+    return json.loads(command.argv[command.argv.index("--kv-transfer-config") + 1])
+
+
+@pytest.mark.parametrize("how", [{"transfer": "nixl"}, {"roles": (Role.PREFILL, Role.DECODE)}])
+def test_vllm_on_a_cpu_sends_kv_with_the_projects_nixl(
+    options: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    packages = tmp_path / ".servers" / "nixl" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    one, other = commands_for(options(**how))
+    transfer = msgspec.convert(transfer_of(one), TransferConfig)
+    assert transfer.against_splits() is None, "the gateway lets it split"
+    assert transfer_of(one)["kv_buffer_device"] == "cpu"
+    assert one.environ["PYTHONPATH"] == str(packages)
+    assert one.environ["VLLM_SERVER_DEV_MODE"] == "1", "so that it says how it sends KV"
+    ports = {command.environ["VLLM_NIXL_SIDE_CHANNEL_PORT"] for command in (one, other)}
+    assert len(ports | {str(command.port) for command in (one, other)}) == 4
+
+
+def test_vllm_on_gpus_copies_from_a_tier_in_half_of_the_hosts_memory(
+    options: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "visible_gpus", lambda: ["0", "1"])
+    found = commands_for(options(transfer="p2p", device="cuda"))
+    assert all("PYTHONPATH" not in command.environ for command in found)
+    extras = [transfer_of(command)["kv_connector_extra_config"] for command in found]
+    tiers = [tier for extra in extras for tier in extra["secondary_tiers"]]
+    assert {tier["type"] for tier in tiers} == {"p2p"} and len({tier["port"] for tier in tiers}) == 2
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert sum(extra["cpu_bytes_to_use"] for extra in extras) == pytest.approx(memory / 2)
 
 
 def test_each_gpu_replica_gets_a_gpu_of_its_own(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 
 EMULATED_PROFILE = "a6000-mistral-7b"
+ASSUMED_LINK_BYTES_PER_S = 12.5e9
+ASSUMED_KV_BYTES = 131_072
+"""Of a token, where the profile says neither: those of a model with 7 billion parameters."""
 
 
 @click.command("up")
@@ -30,7 +35,12 @@ EMULATED_PROFILE = "a6000-mistral-7b"
 @option("--model", "A folder or a name on the hub; emulated: any name.", metavar="PATH|NAME")
 @option("--replicas num_replicas", "How many to start.", POSITIVE, default=2)
 @option("--prefill", "Start this many that only prefill, and those of --decode, instead.", POSITIVE)
-@option("--decode", "Start this many that only decode (SGLang, emulated).", POSITIVE)
+@option("--decode", "Start this many that only decode.", POSITIVE)
+@option(
+    "--transfer",
+    "Replicas send each other KV: p2p copies prefixes, nixl also splits requests (vLLM, emulated).",
+    click.Choice(("p2p", "nixl")),
+)
 @option("--host", "Address of the gateway.  [default: 127.0.0.1]")
 @option("--port", "Port of the gateway; 0 lets the system choose.  [default: 8000]", PORT)
 @policy_option(default=None)
@@ -51,6 +61,7 @@ def command(
     num_replicas: int,
     prefill: int | None,
     decode: int | None,
+    transfer: Literal["p2p", "nixl"] | None,
     host: str | None,
     port: int | None,
     policy: str | None,
@@ -77,6 +88,7 @@ def command(
       preble up --engine vllm --model .engines/models/tiny-llama -- --max-num-seqs 8
       preble up --engine sglang --model .engines/models/tiny-llama
       preble up --engine emulator --prefill 2 --decode 6
+      preble up --engine emulator --transfer p2p
     """
     from preble.core.types import Role
     from preble.engines.launch import LaunchOptions
@@ -88,6 +100,8 @@ def command(
         profile = profile or EMULATED_PROFILE
     elif model is None:
         raise ConfigError(f"{engine} needs a model: give --model, a folder or a name on the Hugging Face hub")
+    if transfer is not None or (roles and engine == "vllm"):
+        profile = _linked(profile, log_dir)
     flags = {"host": host, "port": port, "policy": policy, "profile": profile}
     if engine != "emulator":
         flags["tokenizer"] = model
@@ -97,6 +111,7 @@ def command(
         engine=engine,
         replicas=len(roles) or num_replicas,
         roles=roles,
+        transfer=transfer,
         log_dir=log_dir,
         model=model,
         profile=profile,
@@ -105,6 +120,25 @@ def command(
     )
     log_losses = configure_logging(log_level, log_format)
     run_cancellable(_start_and_serve(options, flags, log_losses))
+
+
+def _linked(name: str | None, folder: Path) -> str:
+    """Return the profile's name, or the file of one that has a link in addition: without one, no KV would be sent."""
+    from preble.profiles import load_profile, profile_json, with_kv_size
+    from preble.serving.scheduler_setup import DEFAULT_PROFILE
+
+    profile = with_kv_size(load_profile(name or DEFAULT_PROFILE))
+    if profile.link_bytes_per_s is not None and profile.kv_bytes_per_token is not None:
+        return profile.name if name is None else name
+    folder.mkdir(parents=True, exist_ok=True)
+    size = profile.kv_bytes_per_token or ASSUMED_KV_BYTES
+    linked = replace(profile, kv_bytes_per_token=size, link_bytes_per_s=ASSUMED_LINK_BYTES_PER_S)
+    (folder / "profile.json").write_text(profile_json(linked), encoding="utf-8")
+    _say(
+        f"assuming links of {ASSUMED_LINK_BYTES_PER_S / 1e9:g} GB/s ({folder / 'profile.json'}); what they take is "
+        "learned while serving, and `preble profile --transfer` measures it"
+    )
+    return str(folder / "profile.json")
 
 
 def _check(flags: Mapping[str, object]) -> None:
@@ -121,6 +155,7 @@ def _check(flags: Mapping[str, object]) -> None:
 
 
 async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], log_losses: LogLosses) -> None:
+    from preble.config import ReplicaConfig
     from preble.config.load import load
     from preble.engines.launch import Fleet
     from preble.gateway.server import serving
@@ -131,7 +166,9 @@ async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], 
     async with AsyncExitStack() as stack:
         async with reported_waiting(_say, options.ready_timeout_s):
             fleet = await stack.enter_async_context(starting)
-        config = load(None, os.environ, {**flags, "replicas": fleet.urls})
+        roles = options.roles if options.engine == "vllm" else ()  # others say theirs themselves
+        replicas = [ReplicaConfig(url, role=role) for url, role in zip_longest(fleet.urls, roles)]
+        config = load(None, os.environ, {**flags, "replicas": replicas})
         async with serving(config, log_losses=log_losses) as gateway, _kept_running(fleet, options.ready_timeout_s):
             stop = asyncio.Event()
             for number in (signal.SIGINT, signal.SIGTERM):

@@ -15,6 +15,7 @@ from typing import Literal
 
 from preble.core.types import Role
 from preble.engines.gpus import num_ranks, num_workers, shared_out, visible_gpus
+from preble.engines.transfer_flags import OWN_NIXL, TransferWay, transfer_args, transfer_environment
 from preble.errors import ConfigError
 
 CPU_BLOCK_SIZE = 32
@@ -48,8 +49,9 @@ class LaunchOptions:
     engine's own choice. `device`: "auto" takes the CPU for the environments of `dev/setup.py` and GPUs, one for
     each replica, for any other engine where there are some. `threads`: of each replica on a CPU; None gives each its
     part of the processors. `executable`: the vllm or sglang program. `dev_endpoints`: with vLLM's /reset_prefix_cache
-    and the like. `roles`: of each replica, of SGLang or emulated, where they prefill or decode only; empty where all do
-    both. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`:
+    and the like. `roles`: of each replica, where they prefill or decode only; empty where all do both. `transfer`: how
+    replicas without roles send each other KV, None for not at all. vLLM with roles has NIXL, and the roles from the
+    gateway. `extra_args` go to the engine as they are. `log_dir` gets one log file for each replica. `grace_s`:
     time between asking a replica to end and killing it.
     """
 
@@ -66,6 +68,7 @@ class LaunchOptions:
     executable: Path | None = None
     dev_endpoints: bool = False
     roles: tuple[Role, ...] = ()
+    transfer: TransferWay | None = None
     extra_args: tuple[str, ...] = ()
     ready_timeout_s: float = 300.0
     grace_s: float = 10.0
@@ -90,14 +93,13 @@ def commands_for(options: LaunchOptions) -> list[Command]:
         raise ConfigError(f"{options.replicas} replicas cannot be started; give at least 1")
     if options.roles and len(options.roles) != options.replicas:
         raise ConfigError(f"{len(options.roles)} roles are given for {options.replicas} replicas")
+    if options.transfer is not None and (options.engine == "sglang" or options.roles):
+        remedy = "leave --transfer out" if options.roles else "SGLang needs roles for that: --prefill and --decode"
+        raise ConfigError(f"replicas with roles send each other KV anyway, and others of SGLang cannot; {remedy}")
     if options.engine == "emulator":
         return [_emulator_command(options, role) for role in _roles(options)]
     _check_model(options)
-    if options.engine == "sglang":
-        return _sglang_commands(options)
-    if options.roles:
-        raise ConfigError("vLLM has no fixed roles: each of its replicas prefills and decodes; leave the roles out")
-    return _vllm_commands(options)
+    return _sglang_commands(options) if options.engine == "sglang" else _vllm_commands(options)
 
 
 def _check_model(options: LaunchOptions) -> None:
@@ -120,6 +122,8 @@ def _emulator_command(options: LaunchOptions, role: Role) -> Command:
         argv += ["--kv-tokens", str(options.kv_tokens)]
     if role is not Role.MIXED:
         argv += ["--role", role]
+    if options.transfer is not None:
+        argv += [f"--{options.transfer}"]
     return Command((*argv, *options.extra_args), dict(os.environ), http)
 
 
@@ -131,8 +135,8 @@ def _vllm_commands(options: LaunchOptions) -> list[Command]:
 
 def _vllm_command(options: LaunchOptions, executable: Path, gpus: str | None) -> Command:
     ranks = num_ranks(options.extra_args)
-    http, events, *more = free_ports(1 + 2 * ranks)
-    replay = more[ranks - 1]  # each rank takes the port after the one before
+    http, events, *more = free_ports(1 + 3 * ranks)
+    replay, kv = more[ranks - 1], more[2 * ranks - 1]  # each rank takes the port after the one before
     kv_events = {"enable_kv_cache_events": True, **_kv_events(events, replay)}
     argv = [str(executable), "serve", str(options.model), "--host", "127.0.0.1", "--port", str(http)]
     argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--kv-events-config", json.dumps(kv_events)]
@@ -145,6 +149,9 @@ def _vllm_command(options: LaunchOptions, executable: Path, gpus: str | None) ->
     elif options.kv_tokens is not None:
         raise ConfigError("the KV cache of a GPU replica is not given in tokens; use --gpu-memory-utilization instead")
     environ = _vllm_environment(options, gpus)
+    if (way := "nixl" if options.roles else options.transfer) is not None:
+        argv += transfer_args(way, kv, options.replicas, is_on_cpu=gpus is None)
+        environ |= transfer_environment(way, kv, _own_nixl() if gpus is None else None)
     return Command((*argv, *options.extra_args), environ, http)
 
 
@@ -280,6 +287,13 @@ def _own(program: Path) -> Path | None:
     """Return a program of `.engines/` here or in a folder above."""
     here = Path.cwd()
     return next((folder / program for folder in (here, *here.parents) if (folder / program).is_file()), None)
+
+
+def _own_nixl() -> Path | None:
+    """Return the folder of NIXL's packages that `dev/setup.py` has made, here or in a folder above."""
+    here = Path.cwd()
+    found = (one for folder in (here, *here.parents) for one in (folder / OWN_NIXL).glob("python*/site-packages"))
+    return next(found, None)
 
 
 def _gpus_for(options: LaunchOptions, *, is_own: bool) -> list[str | None]:
