@@ -361,6 +361,21 @@ async def test_a_role_that_sglang_does_not_have_is_said_and_does_not_count(mode:
     assert said == [("decode", spec.role)] and spec.role is not Role.DECODE
 
 
+async def test_sglang_with_another_transfer_backend_or_a_given_group_is_in_another_transfer_group() -> None:
+    groups = []
+    for backend, given in (("mooncake", ""), ("mooncake", ""), ("nixl", ""), ("mooncake", "zone-1")):
+        answers = sglang()
+        answers["/server_info"] |= {
+            "disaggregation_mode": "prefill",
+            "disaggregation_transfer_backend": backend,
+        }
+        async with url_of(answers) as url:
+            server = connect(url, "sglang", transfer_group=given)
+            groups.append((await server.probe()).info.spec.transfer_group)
+            await server.close()
+    assert groups[0] == groups[1] and len(set(groups)) == 3, groups
+
+
 @pytest.mark.parametrize("caches", [False, True])
 async def test_sglang_that_decodes_reports_what_it_caches_only_if_it_keeps_prefixes(caches: bool) -> None:
     answers = sglang(publisher="zmq", endpoint_port_base=5557)

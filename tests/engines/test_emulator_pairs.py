@@ -45,7 +45,7 @@ class Emulated:
 async def emulated(profile: str = MODEL, **decode: Any) -> AsyncIterator[Emulated]:
     """Start two. `decode`: settings of the one that decodes; speed and ranks are of both."""
     settings: dict[str, Any] = {"profile": profile, "model": MODEL}
-    settings |= {name: decode.pop(name) for name in ("speed", "data_parallel_size") if name in decode}
+    settings |= {name: decode.pop(name) for name in ("speed", "data_parallel_size", "mooncake") if name in decode}
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         first = await enter(EmulatorServer(EmulatorConfig(role=Role.PREFILL, **settings)))
@@ -243,6 +243,15 @@ async def test_transfers_fail_as_often_as_they_are_told_to() -> None:
         prefilled, decoded = await both.pair.answered(PROMPT)
         assert (prefilled.status, decoded.status) == (200, 500)
         assert "Decode transfer failed" in decoded.fields["message"]
+
+
+@pytest.mark.parametrize(("mooncake", "said"), [(True, "remote mooncake session is not alive"), (False, "KV transfer")])
+async def test_after_a_failed_transfer_mooncake_sends_nothing_more(mooncake: bool, said: str) -> None:
+    async with emulated(failures=0.8, mooncake=mooncake) as both:
+        answers = [(await both.pair.answered(PROMPT))[1] for _ in range(3)]
+        assert [answer.status for answer in answers] == [200, 500, 500], "by a fixed seed"
+        assert "KV transfer failed" in answers[1].fields["message"]
+        assert said in answers[2].fields["message"]
 
 
 async def test_a_partner_that_cannot_be_reached_fails_the_request() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import zip_longest
 from typing import Any
 
 import aiohttp
@@ -71,13 +72,18 @@ class Fleet:
 
 
 @asynccontextmanager
-async def fleet(*roles: str, speed: float = 50.0, **settings: Any) -> AsyncIterator[Fleet]:
+async def fleet(
+    *roles: str, speed: float = 50.0, of_each: Sequence[dict[str, Any]] = (), **settings: Any
+) -> AsyncIterator[Fleet]:
+    """`of_each`: further settings of the replicas, in their order."""
     async with AsyncExitStack() as stack:
         servers = [
             await stack.enter_async_context(
-                EmulatorServer(EmulatorConfig(port=0, profile="a6000-mistral-7b", speed=speed, role=Role(role)))
+                EmulatorServer(
+                    EmulatorConfig(port=0, profile="a6000-mistral-7b", speed=speed, role=Role(role), **(more or {}))
+                )
             )
-            for role in roles
+            for role, more in zip_longest(roles, of_each)
         ]
         replicas = [ReplicaConfig(server.url) for server in servers]
         given = {"auth": ADMIN, "health": QUICK, **settings}
@@ -145,6 +151,28 @@ async def test_a_request_whose_pair_loses_one_before_the_first_token_is_answered
         assert {answer["choices"][0]["text"] for answer in answers} == {right}
         await idle(it.gateway)
         await eventually(lambda: len(it.gateway.serving.replicas) == 3, "it has left")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_one_whose_mooncake_sessions_are_dead_costs_no_client_an_answer(stream: bool) -> None:
+    each: list[dict[str, Any]] = [{"mooncake": True} for _ in ROLES]
+    each[-1]["failures"] = 1.0
+    async with fleet(*ROLES, of_each=each) as it:
+        answers = await asyncio.gather(*(it.post(prompt=[*PROMPT, i], stream=stream) for i in range(12)))
+        assert {status for status, _ in answers} == {200}
+        assert not any("error" in answer for _, answer in answers)
+        failing = it.of_role("decode")[1]
+        assert failing.engine.scheduler.stats.generated_tokens == 0
+        async with it.http.get(failing.url + "/metrics") as page:
+            assert re.search(r"num_transfer_failed_reqs_total\{.*\} [1-9]", await page.text()), "it was asked"
+        await it.is_idle()
+
+
+async def test_replicas_that_send_kv_in_different_ways_make_no_pair() -> None:
+    it_has = [{"mooncake": True}, {}]
+    async with fleet("prefill", "decode", of_each=it_has, timeouts=TimeoutsConfig(no_replica_wait_s=0.0)) as it:
+        status, answer = await it.post()
+        assert status == 503, answer
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -41,6 +41,7 @@ from preble.logs import configure_logging
 @option("--bootstrap-port", "Where those that decode find one that prefills.", PORT, default=0)
 @option("--decode-caches", "One that decodes keeps a prefix cache.", is_flag=True)
 @option("--failures", "Share of the transfers to one that decodes that fail.", click.FloatRange(0, 1), default=0.0)
+@option("--mooncake", "One that failed is followed by no others from the same replica, as with Mooncake.", is_flag=True)
 @option("--block-size", "Tokens of a KV block.", POSITIVE, default=16)
 @option("--metrics-block-size", "Block size that its metrics report.  [default: its own]", POSITIVE)
 @option("--replay-batches", "Batches of KV events kept for replay.", POSITIVE, default=10_000)

@@ -26,7 +26,8 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `role`: it only prefills for others or only decodes what they prefilled, as SGLang with `--disaggregation-mode`, and
     answers as SGLang does; None for both. The profile's link sends KV. `bootstrap_port`: where those that decode find
     one that prefills, 0 lets the system choose. `decode_caches`: one that decodes keeps a prefix cache. `failures`: the
-    share of transfers to it that fail.
+    share of transfers to it that fail. `mooncake`: as SGLang sends KV unless told otherwise: after a transfer that has
+    failed, nothing comes from the same replica any more.
     `nixl`: one computes a prompt that another one fetches, as vLLM with NIXL does, and keeps it for `lease_s`.
     `replay_batches`: of KV events that can be asked for again.
     `drops_last_block`: computes the last block that it finds cached, as with speculative decoding. `said_events_port`:
@@ -58,6 +59,7 @@ class EmulatorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bootstrap_port: int = 0
     decode_caches: bool = False
     failures: float = 0.0
+    mooncake: bool = False
     nixl: bool = False
     lease_s: float = KV_LEASE_S
     replay_batches: int = 10_000

@@ -36,13 +36,17 @@ class SharedRoom(Exception):
 class Decode:
     """Decodes what others have computed. `caches`: also keeps it, for the next prompt that begins alike.
 
-    `failures`: the share of transfers that fail. `num_waiting`: requests that wait for KV. `num_failed`: transfers.
+    `failures`: the share of transfers that fail. `mooncake`: one that has failed ends its session with that replica;
+    SGLang's keeps it so until a probe of its own reaches the other one. `num_waiting`: requests that wait for KV.
+    `num_failed`: transfers.
     """
 
-    def __init__(self, speed: float, *, caches: bool, failures: float) -> None:
+    def __init__(self, speed: float, *, caches: bool, failures: float, mooncake: bool = False) -> None:
         self._speed = speed
         self._caches = caches
         self._failures = failures
+        self._mooncake = mooncake
+        self._dead_sessions: set[tuple[str, int]] = set()
         self._rng = Random(0)
         self._in_use: set[int] = set()
         self._reserved: dict[EmulatedEngine, int] = {}
@@ -108,14 +112,24 @@ class Decode:
             async with asyncio.TaskGroup() as group:
                 pairs = zip(at, prompts, strict=True)
                 tasks = [group.create_task(self._received(engine, one, prompt)) for one, prompt in pairs]
-            if self._rng.random() < self._failures:
-                raise failed("Decode transfer", at[0].room, "KV transfer failed")
+            self._fail_by_chance(at[0])
         except (PairFailed, ExceptionGroup) as failure:
             self.num_failed += 1
             raise (failure if isinstance(failure, PairFailed) else failure.exceptions[0]) from None
         finally:
             self.num_waiting -= 1
         return [task.result() for task in tasks]
+
+    def _fail_by_chance(self, at: Address) -> None:
+        """Raises: PairFailed."""
+        session = (at.host, at.port)
+        if session in self._dead_sessions:
+            dead = "Decode instance could be dead, remote mooncake session is not alive"
+            raise failed("Decode transfer", at.room, dead)
+        if self._rng.random() < self._failures:
+            if self._mooncake:
+                self._dead_sessions.add(session)
+            raise failed("Decode transfer", at.room, "KV transfer failed")
 
     async def _received(self, engine: EmulatedEngine, at: Address, prompt: Prompt) -> Prompt:
         """Return a prompt with its KV, apart from others' unless it may serve them, too."""

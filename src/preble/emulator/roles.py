@@ -58,7 +58,7 @@ class RolePages:
             "disable_radix_cache": self._config.role is Role.DECODE and not self._config.decode_caches,
             "disaggregation_mode": self._config.role,
             "disaggregation_bootstrap_port": self._bootstrap_port,
-            "disaggregation_transfer_backend": BACKEND,
+            "disaggregation_transfer_backend": "mooncake" if self._config.mooncake else BACKEND,
             "disaggregation_decode_enable_radix_cache": self._config.decode_caches,
             "kv_events": self._kv_events(),
         }

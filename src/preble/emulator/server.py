@@ -91,7 +91,8 @@ class EmulatorServer:
             case Role.PREFILL:
                 return Prefill(cost_model, self.config.speed)
             case Role.DECODE:
-                return Decode(self.config.speed, caches=self.config.decode_caches, failures=self.config.failures)
+                caches, failures = self.config.decode_caches, self.config.failures
+                return Decode(self.config.speed, caches=caches, failures=failures, mooncake=self.config.mooncake)
             case _:
                 return None
 

@@ -102,6 +102,8 @@ class Engine(ABC):
     """`HOST:PORT` from which others get its KV, where a probe has found that it offers that."""
     given_kv_peer: str | None = None
     """The same where the operator says it."""
+    transport = ""
+    """By what it sends KV to others, such as "nixl", where a probe has found that both must have the same one."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
     num_ranks = 1

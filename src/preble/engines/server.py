@@ -64,15 +64,14 @@ def connect(
     return EngineServer(http, adapter, kv_events, kv_store, kv_peer, role, transfer_group)
 
 
-def _transfer_group(info: EngineInfo, given: str) -> str:
+def _transfer_group(engine: Engine, info: EngineInfo, given: str) -> str:
     """Return a name that replicas share if all they say of their KV is equal. The engine compares the rest.
 
     `given`: by the operator; those with another one have another name.
     """
-    how = ("nixl",) if info.spec.splits else ()
     model = info.roots[:1] or info.models[:1]
-    mine = (given,) if given else ()
-    return " ".join((*how, info.engine, info.version or "", *model, str(info.spec.block_size), *mine))
+    common = (info.engine, info.version or "", *model, str(info.spec.block_size))
+    return " ".join(filter(None, (engine.transport, *common, given)))
 
 
 class EngineServer:
@@ -118,7 +117,7 @@ class EngineServer:
         engine.given_kv_peer = self._kv_peer
         info = await engine.probe()
         takes_part = engine.kv_peer or info.spec.role is not Role.MIXED
-        group = _transfer_group(info, self._transfer_group) if takes_part else ""
+        group = _transfer_group(engine, info, self._transfer_group) if takes_part else ""
         spec = replace(self._with_role(info.spec), store=self._kv_store, transfer_group=group)
         return Found(engine, replace(info, spec=spec))
 

@@ -77,6 +77,7 @@ class ServerInfo(msgspec.Struct):
     disaggregation_mode: str | None = None
     disaggregation_bootstrap_port: _Port | None = None
     disaggregation_decode_enable_radix_cache: bool | None = None
+    disaggregation_transfer_backend: str | None = None
 
     @property
     def priority(self) -> PriorityOrder | None:
@@ -113,6 +114,7 @@ class SglangEngine(ReportingEngine):
         models = await served_models(self.http)
         info: ServerInfo = (await self.http.ask("/server_info")).decode(ServerInfo)
         self.role = _ROLES.get(info.disaggregation_mode or "", Role.MIXED)
+        self.transport = "" if self.role is Role.MIXED else info.disaggregation_transfer_backend or ""
         self.kv_peer = None
         if self.role is Role.PREFILL:
             port = info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT

@@ -143,7 +143,8 @@ class VllmEngine(ReportingEngine):
         given = self.given_kv_events
         endpoints = self._of_ranks(given, cache.num_ranks) if given else await self._ask_endpoints()
         self._set_ranks(cache.num_ranks, endpoints)
-        max_model_len = models[0].max_model_len
+        max_model_len, splits = models[0].max_model_len, lease_s(self) > 0.0 and bool(self._endpoints)
+        self.transport = "nixl" if splits else ""
         return EngineInfo(
             engine="emulator" if emulated else "vllm",
             models=tuple(model.id for model in models),
@@ -153,7 +154,7 @@ class VllmEngine(ReportingEngine):
                 max_prompt_tokens=max_model_len,
                 block_size=self._block_size or cache.block_size,
                 reports_events=bool(self._endpoints),
-                splits=lease_s(self) > 0.0 and bool(self._endpoints),
+                splits=splits,
             ),
             max_model_len=max_model_len,
             adapters=adapters_among(models),
