@@ -15,7 +15,7 @@ from typing import Literal
 
 from preble.core.types import Role
 from preble.engines.gpus import num_ranks, num_workers, shared_out, visible_gpus
-from preble.engines.transfer_flags import OWN_NIXL, TransferWay, transfer_args, transfer_environment
+from preble.engines.transfer_flags import OWN_NIXL, TransferWay, transfer_config
 from preble.errors import ConfigError
 
 CPU_BLOCK_SIZE = 32
@@ -150,8 +150,9 @@ def _vllm_command(options: LaunchOptions, executable: Path, gpus: str | None) ->
         raise ConfigError("the KV cache of a GPU replica is not given in tokens; use --gpu-memory-utilization instead")
     environ = _vllm_environment(options, gpus)
     if (way := "nixl" if options.roles else options.transfer) is not None:
-        argv += transfer_args(way, kv, options.replicas, is_on_cpu=gpus is None)
-        environ |= transfer_environment(way, kv, _own_nixl() if gpus is None else None)
+        arguments, variables = transfer_config(way, kv, options.replicas, is_on_cpu=gpus is None, own_nixl=_own_nixl())
+        argv += arguments
+        environ |= variables
     return Command((*argv, *options.extra_args), environ, http)
 
 

@@ -19,8 +19,11 @@ OWN_NIXL = Path(".servers") / "nixl" / "lib"
 _HOST = "127.0.0.1"
 
 
-def transfer_args(way: TransferWay, port: int, replicas: int, *, is_on_cpu: bool) -> list[str]:
-    """Return the arguments of one of so many replicas. `port`: where the others find it.
+def transfer_config(
+    way: TransferWay, port: int, replicas: int, *, is_on_cpu: bool, own_nixl: Path | None
+) -> tuple[list[str], Mapping[str, str]]:
+    """Return the arguments and the variables of one of so many replicas. `port`: where the others find it. `own_nixl`:
+    the folder of NIXL for a vLLM on a CPU, which has none.
 
     Raises: ConfigError: vLLM cannot do so on a CPU.
     """
@@ -28,11 +31,10 @@ def transfer_args(way: TransferWay, port: int, replicas: int, *, is_on_cpu: bool
         raise ConfigError("vLLM has its p2p tier on GPUs alone; --transfer nixl copies prefixes on a CPU, too")
     transfer = _p2p(port, replicas) if way == "p2p" else _nixl(is_on_cpu=is_on_cpu)
     both = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
-    return ["--kv-transfer-config", json.dumps(transfer | both)]
+    return ["--kv-transfer-config", json.dumps(transfer | both)], _variables(way, port, own_nixl if is_on_cpu else None)
 
 
-def transfer_environment(way: TransferWay, port: int, own_nixl: Path | None) -> Mapping[str, str]:
-    """Return the variables of such a replica. `own_nixl`: the folder of NIXL where its vLLM has none."""
+def _variables(way: TransferWay, port: int, own_nixl: Path | None) -> Mapping[str, str]:
     common = {"VLLM_SERVER_DEV_MODE": "1", "PYTHONHASHSEED": "0"}  # it says how it is configured; blocks have one name
     if way == "p2p":
         return {**common, "VLLM_P2P_HANDSHAKE_TIMEOUT_S": "2"}
