@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from preble.config import TimeoutsConfig
+from preble.config import ReplicaConfig, TimeoutsConfig
 from preble.engines import connect
 from preble.engines.launch import Fleet, LaunchOptions
-from support.gateways import quick_gateway
+from support.gateways import gateway_before, idle, quick_gateway
 from support.own_pair import pair_options
 from support.pairs import NO_TRANSFER, Answer, Pair, pair_of
 from support.replicas import KV_TOKENS, MAX_MODEL_LEN, MODEL_NAME, PAGE_SIZE, TEST_TIMEOUT_S
+from support.split_burst import SplitBurst
+from support.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
@@ -156,13 +158,25 @@ STEPS: tuple[Step, ...] = (
 
 
 async def killed(fleet: Fleet, pair: Pair, prompt: list[int]) -> Any:
-    """Return what the decoding one says to those that wait when the other is killed; one streams."""
+    """Return what the decoding one says to those that wait when the other is killed; one streams. It is killed under a
+    gateway, whose clients get what is right or an error.
+    """
     body = pair.body(prompt)
     waiting = [pair.ask(pair.decode, {**body, **pair.room(), "stream": stream}) for stream in (False, True)]
-    tasks = [asyncio.create_task(one) for one in waiting]
-    await unanswered(*tasks)
-    await fleet.replicas[0].kill()
-    whole, streamed = await asyncio.gather(*tasks)
+    replicas = [ReplicaConfig(url) for url in fleet.urls]
+    async with gateway_before(replicas, timeouts=TimeoutsConfig(no_replica_wait_s=1.0)) as gateway:
+        burst = SplitBurst(
+            gateway, fleet.urls, Random(26), lambda url: fleet.replicas[0].kill(), LENGTH, are_pairs=True
+        )
+        await burst.know(gateway.url)
+        assert await burst.round()
+        await burst.nothing_is_left(PATIENCE_S)
+        tasks = [asyncio.create_task(one) for one in waiting]
+        await unanswered(*tasks)
+        assert await burst.round("source")
+        whole, streamed = await asyncio.gather(*tasks)
+        await burst.nothing_is_left(PATIENCE_S)
+        await idle(gateway)
     [event] = streamed.fields
     said = "Lost connection with prefill instance"
     return told(whole)[:2], said in whole.fields["message"], streamed.status, said in event["error"]["message"]

@@ -32,6 +32,14 @@ def test_every_result_is_of_a_case_that_there_is(benchmark: Any) -> None:
     assert all(link in (None, *benchmark.CASES[name].links) for name, link, _ in found)
 
 
+def test_the_bound_on_video_is_that_of_the_kept_results_and_little_is_held_elsewhere() -> None:
+    bound = script("benchmarks/repro/copies_bound.py")
+    found = bound.KEPT.known()
+    assert f"<!-- copies-bound -->\n{bound.table(found)}\n<!-- end -->" in PAGE
+    assert {seed for _, seed in found} == set(bound.SEEDS)
+    assert all(one.copied < 0.1 and one.elsewhere < 0.1 for one in found.values())
+
+
 def test_the_70b_copies_nothing_over_a_slow_link(benchmark: Any) -> None:
     over_slow = [one for one in benchmark.KEPT.known().values() if one.link_gb_per_s == benchmark.SLOW]
     assert over_slow and not any(one.copies for one in over_slow)

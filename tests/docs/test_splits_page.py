@@ -23,6 +23,16 @@ def test_the_table_is_that_of_the_kept_results(benchmark: Any) -> None:
     assert f"<!-- splits -->\n{benchmark.table(benchmark.KEPT.known())}\n<!-- end -->" in PAGE
 
 
+def test_the_table_of_kills_is_that_of_the_kept_results_and_nothing_was_kept_two_leases_later() -> None:
+    kills = script("benchmarks/repro/real_kills.py")
+    found = kills.known()
+    assert found
+    assert f"<!-- real-kills -->\n{kills.table(found)}\n<!-- end -->" in PAGE
+    for one in found:
+        assert one.sources + one.targets and one.left and one.right > one.lost
+        assert one.empty_after_s <= 2 * kills.LEASE_S
+
+
 def test_every_result_is_of_a_case_that_there_is(benchmark: Any) -> None:
     found = benchmark.KEPT.known()
     assert {name for name, _, _ in found} == benchmark.CASES.keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from support.waiting import eventually
 NUM_CLIENTS = 6
 NUM_PROMPTS = 6
 TOKENS_OUT = 32
+_OF_PAIRS = re.compile(r"^sglang:num_(?:running|\w*queue)_reqs\{.*\} (\S+)", re.MULTILINE)
 
 
 class SplitBurst:
@@ -28,12 +30,21 @@ class SplitBurst:
 
     `alive`: the addresses of those that run. `ends`: how many answers were "right", how many clients "left", and how
     many lost the replica that was answering them ("lost"). `num_split`: requests that were split.
+
+    `are_pairs`: of fixed roles, so that nobody answers without either of them.
     """
 
     def __init__(
-        self, gateway: Gateway, alive: Sequence[str], rng: Random, kill: Callable[[str], Awaitable[None]], length: int
+        self,
+        gateway: Gateway,
+        alive: Sequence[str],
+        rng: Random,
+        kill: Callable[[str], Awaitable[None]],
+        length: int,
+        *,
+        are_pairs: bool = False,
     ) -> None:
-        self._gateway, self._rng, self._kill = gateway, rng, kill
+        self._gateway, self._rng, self._kill, self._are_pairs = gateway, rng, kill, are_pairs
         self.alive = list(alive)
         self.ends: Counter[str] = Counter()
         self.num_split = 0
@@ -70,7 +81,8 @@ class SplitBurst:
                 self.ends["left"] += 1
             elif isinstance(end, BaseException):
                 raise end
-        assert goes == "target" or self.ends["lost"] == before, "only the end of the one that answers ends an answer"
+        may_lose = goes == "target" or (goes is not None and self._are_pairs)
+        assert may_lose or self.ends["lost"] == before, "only the end of the one that answers ends an answer"
         return bool(splits)
 
     def _splits(self) -> list[LocalPlaced]:
@@ -89,7 +101,7 @@ class SplitBurst:
         text, is_whole = "", False
         asked = {**body, "stream": True}
         async with aiohttp.ClientSession(self._gateway.url) as http, http.post("/v1/completions", json=asked) as answer:
-            assert answer.status == 200, await answer.text()
+            assert answer.status == 200 or self._are_pairs, await answer.text()
             async for line in answer.content:
                 if line.startswith(b"data: {"):
                     self._num_begun += not text
@@ -104,9 +116,15 @@ class SplitBurst:
         loop = asyncio.get_running_loop()
         began = loop.time()
         for url in self.alive:
-            await eventually(partial(_has_nothing, url), f"{url} keeps nothing", began + within_s - loop.time())
+            has_nothing = partial(_waits_for_nothing if self._are_pairs else _has_nothing, url)
+            await eventually(has_nothing, f"{url} keeps nothing", began + within_s - loop.time())
         return loop.time() - began
 
 
 async def _has_nothing(url: str) -> bool:
     return await num_requests(url) == 0 and await in_use(url) == 0
+
+
+async def _waits_for_nothing(url: str) -> bool:
+    async with aiohttp.ClientSession(url) as http, http.get("/metrics") as answer:
+        return not any(map(float, _OF_PAIRS.findall(await answer.text())))
