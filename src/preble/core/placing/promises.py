@@ -1,9 +1,9 @@
 """Targets of requests: which replicas keep them, and how predictions have turned out.
 
 A prediction is what happens on average, and a promise has to hold nearly always. So each predicted time counts as
-longer here, by what `_SURE` of the last outcomes kept. A request with a target goes to a
+longer here, by what `_SURE` of the last outcomes kept. A request with a target goes to a near
 replica that keeps it, and also what was promised to others there; among those the policy chooses. If none does, the
-policy chooses among all.
+policy chooses among all. Near is where its own prompt takes hardly longer than where most of it is cached.
 """
 
 from __future__ import annotations
@@ -27,6 +27,11 @@ _FEWEST: Final = 32
 """With fewer, predictions are believed as they are."""
 _NEXT_TO_NOTHING_S: Final = 0.05
 """Prefill that waits at a replica and counts as nothing: a few iterations."""
+
+_NEAR: Final = 0.3
+"""Of the time left until its first token is due, so much longer may a prompt take at a replica that is near. What is
+computed anew farther away keeps one promise, and takes more from the others: the turns of an agent left their caches
+for it, and fewer were in time than without targets."""
 
 
 class Outcomes:
@@ -132,24 +137,25 @@ class Promises:
             self._tpot_s.pop(entry.replica, None)
 
     def keeping(self, view: ClusterView) -> ReplicaSet:
-        """Return the replicas that keep the request's targets and what was promised there; all, where none does.
+        """Return the near replicas that keep the request's targets and what was promised there; all, where none does.
 
         O(replicas + promises in flight).
         """
         longest_s = view.request.first_token_by - view.now - self.ttft.excess_s
         keeping = 0
-        for replica in view.replicas:
+        for replica in _near(view):
             if view.ttft_s(replica) <= longest_s and self._keeps_pace(view, replica):
                 keeping |= 1 << replica
         return keeping or view.eligible
 
     def forecast(self, view: ClusterView) -> Forecast:
-        """Return what the request can have at best. O(replicas)."""
-        best = min(view.replicas, key=view.ttft_s)
+        """Return what the request can have at best, on the replicas that are near. O(replicas)."""
+        near = _near(view)
+        best = min(near, key=view.ttft_s)
         ttft_s = view.ttft_s(best)
         prefill_s = ttft_s - view.waiting_prefill_s[best]
-        tpot_s = min([view.tpot_s(replica) for replica in view.replicas])
-        alone_s = min([view.tpot_s(replica, alone=True) for replica in view.replicas])
+        tpot_s = min([view.tpot_s(replica) for replica in near])
+        alone_s = min([view.tpot_s(replica, alone=True) for replica in near])
         excess_s = self.ttft.excess_s
         return Forecast(ttft_s + excess_s, prefill_s + excess_s, tpot_s + self.tpot.excess_s, alone_s)
 
@@ -158,3 +164,10 @@ class Promises:
         if held := self._tpot_s.get(replica):
             slowest_s = min(slowest_s, *held.values())
         return slowest_s == inf or view.tpot_s(replica) + self.tpot.excess_s <= slowest_s
+
+
+def _near(view: ClusterView) -> list[ReplicaIndex]:
+    """Return the replicas on which a target can count; all of them for a request that asks only for a pace."""
+    own_s = [view.own_prefill_s(replica) for replica in view.replicas]
+    most_s = min(own_s) + _NEAR * max(view.request.first_token_by - view.now, 0.0)
+    return [replica for replica, needs_s in zip(view.replicas, own_s, strict=True) if needs_s <= most_s]

@@ -57,13 +57,20 @@ def test_a_target_asks_for_a_time_on_the_schedulers_clock() -> None:
     assert (request.has_target, request.first_token_by, request.tpot_s) == (True, 5.5, inf)
 
 
-@pytest.mark.parametrize(("ttft_s", "where"), [(None, A), (0.6, A), (0.3, B)])
-def test_a_request_leaves_its_cache_where_its_target_would_not_be_kept(ttft_s: float | None, where: str) -> None:
+@pytest.mark.parametrize(("ttft_s", "where"), [(None, A), (0.6, A), (0.4, B), (0.3, A)])
+def test_a_request_leaves_its_cache_only_for_its_target_and_not_for_far_away(ttft_s: float | None, where: str) -> None:
+    """Elsewhere its prompt takes 100 ms: within three tenths of 400 ms, and not of 300 ms."""
     assert busy_holder().place(asking("r", DOC, 1.0, ttft_s), 1.0).replica_id == where
 
 
 def test_where_no_replica_keeps_the_target_the_policy_chooses_among_all() -> None:
     assert busy_holder().place(asking("r", DOC, 1.0, 0.01), 1.0).replica_id == A
+
+
+@pytest.mark.parametrize(("ttft_s", "best_s"), [(0.4, 0.1), (0.3, 0.5)])
+def test_a_forecast_counts_only_replicas_that_placement_would_take(ttft_s: float, best_s: float) -> None:
+    request = asking("r", DOC, 1.0, ttft_s)
+    assert busy_holder().forecast(request, 1.0).ttft_s == pytest.approx(best_s, abs=5 * MS)
 
 
 def test_a_forecast_says_what_can_be_had_at_best_and_changes_nothing() -> None:
