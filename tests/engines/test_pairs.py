@@ -7,14 +7,17 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 
 import pytest
 
 from engines.test_http import ANSWER, BEGUN, FOREVER, HEAD, Peer, Script, Server, serving
 from preble.core.types import ReplicaId
+from preble.core.types.life import TRANSFERRED
 from preble.engines import pairs
 from preble.engines.adapter import Engine
 from preble.engines.http import HttpClient
+from preble.engines.pairs import PairedEngine, PairedLegs
 from preble.engines.sglang import SglangEngine
 from preble.engines.vllm import VllmEngine
 from preble.engines.vllm_pairs import VllmPair
@@ -142,6 +145,53 @@ async def test_the_answer_is_that_of_the_one_that_decodes_and_the_other_one_is_d
         heard = await it.over()
         assert (heard.status, heard.body, heard.error) == (200, b"ok", None)
         assert it.pair.failed_leg is None
+
+
+async def test_the_end_of_the_sources_leg_is_reported_before_the_other_one_says_anything() -> None:
+    async with both(answering(ANSWER), silent(), begin=False) as it:
+        facts: list[object] = []
+        assert isinstance(it.pair, PairedEngine)
+        it.pair.report = facts.append
+        it.pair.begin("/v1/completions", BODY, {}, it.heard)
+        await eventually(lambda: facts == [TRANSFERRED])
+        assert it.heard.said == []
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+async def test_a_source_that_has_left_the_rotation_has_failed_at_once(has_begun: bool) -> None:
+    async with both(silent(), silent(), begin=False) as it:
+        assert isinstance(it.pair, PairedEngine)
+        if has_begun:
+            it.pair.begin("/v1/completions", BODY, {}, it.heard)
+        it.pair.lose_source("it is silent")
+        if not has_begun:
+            it.pair.begin("/v1/completions", BODY, {}, it.heard)
+        heard = await it.over()
+        assert isinstance(heard.error, EngineGone) and heard.error.replica_id == "p" == it.pair.failed_leg
+
+
+@pytest.mark.parametrize(
+    ("computes", "takes", "decodes", "blamed"),
+    [
+        (False, False, False, "p"),
+        (False, True, True, "p"),
+        (False, False, True, None),
+        (True, True, True, None),
+        (True, False, False, "d"),
+    ],
+)
+async def test_who_is_late_is_the_one_that_does_nothing_for_others_either(
+    computes: bool, takes: bool, decodes: bool, blamed: str | None
+) -> None:
+    async with both(silent(), silent()) as it:
+        assert isinstance(it.pair, PairedEngine) and isinstance(it.ongoing, PairedLegs)
+        source, target, now = it.pair.prefill, it.pair.decode, asyncio.get_running_loop().time()
+        source.last_leg_at = now if computes else -inf
+        target.last_leg_at, target.last_output_at = now if takes else -inf, now if decodes else -inf
+        it.ongoing._on_late()
+        assert (it.heard.error and it.heard.error.replica_id) == blamed
+        assert (it.pair.failed_leg == "p") == (blamed == "p")
+        it.ongoing.abort()
 
 
 async def test_each_pair_has_a_room_of_its_own() -> None:

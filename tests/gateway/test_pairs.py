@@ -7,17 +7,21 @@ import json
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from io import BytesIO
 from itertools import zip_longest
 from typing import Any
 
 import aiohttp
 import pytest
 
-from preble.config import AuthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
+from preble.config import AuthConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
 from preble.core.types import Role, TransferKind
 from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator.roles import RolePages
+from preble.emulator.web import EmulatorRequest
 from preble.engines import pairs
 from preble.gateway.server import Gateway
+from preble.prompts.endpoints import COMPLETIONS
 from preble.serving.parity.report import ParityOutcome
 from support.gateways import QUICK, gateway_before, idle
 from support.waiting import eventually
@@ -26,7 +30,10 @@ BLOCK = 16
 PROMPT = list(range(1, 20 * BLOCK + 6))
 ADMIN = AuthConfig(admin_keys=("root",))
 WORK = re.compile(r"(vllm:num_requests_(running|waiting)|sglang:num_\w+_queue_reqs)\b")
+A6000 = "a6000-mistral-7b"
 ROLES = ("prefill", "prefill", "decode", "decode")
+HASTY = HealthConfig(check_interval_s=0.05, check_timeout_s=1.0, failures=2, retry_min_s=0.02, retry_max_s=0.05)
+"""Its checks time out soon, yet not on a replica that answers, though the machine be busy."""
 
 
 class Fleet:
@@ -79,9 +86,7 @@ async def fleet(
     async with AsyncExitStack() as stack:
         servers = [
             await stack.enter_async_context(
-                EmulatorServer(
-                    EmulatorConfig(port=0, profile="a6000-mistral-7b", speed=speed, role=Role(role), **(more or {}))
-                )
+                EmulatorServer(EmulatorConfig(port=0, profile=A6000, speed=speed, role=Role(role), **(more or {})))
             )
             for role, more in zip_longest(roles, of_each)
         ]
@@ -102,6 +107,7 @@ async def test_a_cold_prompt_and_a_cached_one_are_answered_as_one_pair_answers_t
         assert decision.transfer.kind is TransferKind.PREFILL
         assert decision.transfer.source in [server.url for server in it.of_role("prefill")]
         assert decision.replica in [server.url for server in it.of_role("decode")]
+        assert decision.transferred_s is not None, "the end of the source's leg is told"
         await it.is_idle()
 
 
@@ -134,6 +140,67 @@ async def test_several_answers_are_refused_since_they_would_end_the_engine() -> 
         await it.is_idle()
 
 
+async def test_what_no_pair_can_carry_goes_to_a_replica_without_a_role_though_a_pair_is_cheaper() -> None:
+    async with fleet("prefill", "decode", "mixed") as it:
+        [mixed] = it.of_role("mixed")
+        busy = [asyncio.create_task(it.post(n=2, max_tokens=100_000)) for _ in range(4)]
+        await eventually(lambda: it.gateway.serving.num_in_flight == 4)
+        await it.ask()
+        assert it.decision().transfer is not None, "a pair is cheaper"
+        status, answer = await it.post(n=2)
+        assert status == 200 and len(answer["choices"]) == 2 and it.decision().replica == mixed.url
+        form = aiohttp.FormData({"file": BytesIO(b"a sound")})
+        async with it.http.post("/v1/audio/transcriptions", data=form):
+            assert it.decision().replica == mixed.url
+        parsed = await it.gateway.serving.parse(COMPLETIONS, {}, json.dumps({"prompt": PROMPT}).encode(), "elsewhere")
+        async with it.gateway.serving.admitted(parsed) as parsed:
+            [placed] = await it.gateway.serving.place_together(parsed)
+            assert placed.placement.replica_id == mixed.url
+            placed.cancelled()
+        for one in busy:
+            one.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+        await it.is_idle()
+
+
+async def test_an_upload_is_refused_where_only_pairs_answer() -> None:
+    form = aiohttp.FormData({"file": BytesIO(b"a sound")})
+    async with fleet("prefill", "decode") as it, it.http.post("/v1/audio/transcriptions", data=form) as answer:
+        assert answer.status == 503 and "only decodes" in await answer.text()
+
+
+async def test_what_needs_no_prompt_is_asked_of_the_one_that_decodes_alone() -> None:
+    async with fleet("prefill", "decode") as it:
+        status, answer = await it.post("/tokenize", prompt="Where is the fox?")
+        assert status == 200 and answer["count"] > 0
+        assert it.decision().transfer_failed, "nothing is computed for it"
+
+
+async def test_a_stored_response_that_no_pair_can_go_on_with_is_refused_with_what_to_do() -> None:
+    async with fleet("prefill", "decode") as it:
+        status, answer = await it.post("/v1/responses", input="Where is the fox?", max_output_tokens=4)
+        assert status == 200
+        status, answer = await it.post("/v1/responses", input="And the dog?", previous_response_id=answer["id"])
+        assert status == 400 and answer["error"]["param"] == "previous_response_id"
+        assert "send the whole conversation" in answer["error"]["message"]
+
+
+async def test_a_pair_of_ranks_meets_in_a_room_of_the_sources_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with fleet("prefill", "decode", of_each=[{"data_parallel_size": 2, "events_port": 0}] * 2, joined=4) as it:
+        [source], [target] = it.of_role("prefill"), it.of_role("decode")
+        assert len(it.gateway.serving.replicas) == 4
+        for i in range(6):
+            before = [engine.scheduler.stats.prefix_queries for engine in source.engines]
+            headers = {"x-data-parallel-rank": str(i % 2)}
+            async with it.http.post("/v1/completions", json={"prompt": [i, *PROMPT]}, headers=headers) as answer:
+                assert answer.status == 200, await answer.text()
+            after = [engine.scheduler.stats.prefix_queries for engine in source.engines]
+            [rank] = [rank for rank in range(2) if after[rank] > before[rank]]
+            decision = it.decision()
+            assert decision.transfer.source == f"{source.url}#{rank}"
+            assert decision.replica == f"{target.url}#{i % 2}", "a client chooses the rank that answers"
+
+
 async def test_a_client_that_names_a_room_itself_is_refused() -> None:
     async with fleet("prefill", "decode") as it:
         for field in ("bootstrap_host", "bootstrap_port", "bootstrap_room"):
@@ -151,6 +218,41 @@ async def test_a_request_whose_pair_loses_one_before_the_first_token_is_answered
         assert {answer["choices"][0]["text"] for answer in answers} == {right}
         await idle(it.gateway)
         await eventually(lambda: len(it.gateway.serving.replicas) == 3, "it has left")
+
+
+async def test_requests_whose_source_falls_silent_are_begun_anew_as_soon_as_it_leaves_the_rotation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent: list[EmulatorConfig] = []
+
+    def hanging(name: str) -> None:
+        answer = getattr(RolePages, name)
+
+        async def hang(pages: RolePages, exchange: EmulatorRequest) -> None:
+            if any(pages._config is one for one in silent):
+                with exchange.unless_gone():
+                    await asyncio.Event().wait()
+            await answer(pages, exchange)
+
+        monkeypatch.setattr(RolePages, name, hang)
+
+    hanging("_loads")  # by which a replica is checked
+    hanging("_rooms")
+    async with fleet(*ROLES, health=HASTY) as it:
+        silent.append(it.of_role("prefill")[0].config)
+        answers = await asyncio.gather(*(it.ask(prompt=[i, *PROMPT]) for i in range(8)))
+        assert len(answers) == 8
+        await eventually(lambda: len(it.gateway.serving.replicas) == 3, "the silent one has left")
+        assert any(decision.outcome == "engine_gone" for decision in it.gateway.serving.recent.latest(20))
+        await it.is_idle()
+
+
+async def test_a_source_that_has_lost_its_role_costs_a_request_nothing() -> None:
+    async with fleet("prefill", "prefill", "decode") as it:
+        source = it.gateway.serving.replicas[it.of_role("prefill")[0].url].engine  # type: ignore[index]
+        source.kv_peer = None
+        answers = await asyncio.gather(*(it.ask(prompt=[i, *PROMPT]) for i in range(8)))
+        assert len(answers) == 8
 
 
 @pytest.mark.parametrize("stream", [False, True])

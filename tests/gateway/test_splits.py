@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 
 from preble.config import ParityConfig, ReplicaConfig
-from preble.core.types import Role
+from preble.core.types import ReplicaId, Role
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.kept import KeptKv, KeptPrompts
 from preble.engines.vllm import TierConfig, TransferConfig
@@ -123,6 +123,20 @@ async def test_a_role_that_the_configuration_gives_a_vllm_is_fixed(tmp_path: Pat
         assert split.computed[0] == before[0], "what cannot be split is computed where it is decoded"
 
 
+async def test_a_stored_response_goes_on_where_it_is_though_another_one_computes_prompts(tmp_path: Path) -> None:
+    async with (
+        splitting(tmp_path, given=(PREFILL, DECODE)) as split,
+        aiohttp.ClientSession(split.gateway.url) as http,
+    ):
+        earlier = None
+        for said in ("Where is the fox?", "And the dog?"):
+            body = {"input": said, "max_output_tokens": 4, "previous_response_id": earlier}
+            async with http.post("/v1/responses", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                earlier = (await answer.json())["id"]
+                assert answer.headers["x-preble-replica"] == split.target.url
+
+
 async def test_replicas_of_different_transfer_groups_make_no_pair(tmp_path: Path) -> None:
     async with splitting(tmp_path, given=({"transfer_group": "a", **PREFILL}, {"transfer_group": "b", **DECODE})) as it:
         assert it.gateway.serving.replicas.lacks is None
@@ -141,6 +155,9 @@ async def test_a_source_that_is_late_costs_the_client_nothing_and_rests(tmp_path
     async with splitting(tmp_path, lease_s=0.0001) as split:
         answer = await split.ask()
         assert split.computed[1] == WHOLE + 5, "the target has computed it all"
+        assert next(iter(split.gateway.serving.recent.latest(1))).transfer_failed
+        record = split.gateway.serving._placements.ejection._replicas[ReplicaId(split.source.url)]
+        assert record.num_failed == 1, "the source's failure counts against it"
         assert answer["choices"] == (await split.ask(url=split.target.url))["choices"]
         before = split.computed[0]
         await split.ask(prompt=PROMPT[1:])

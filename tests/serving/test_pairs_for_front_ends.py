@@ -10,10 +10,11 @@ import msgspec
 import pytest
 
 from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
-from preble.core.types import Role
+from preble.core.types import ReplicaId, Role
+from preble.core.types.life import Lost
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.pairs import PairedEngine
-from preble.errors import EngineError, NoReplicaError
+from preble.errors import EngineError, EngineGone, NoReplicaError
 from preble.prompts.endpoints import COMPLETIONS
 from preble.serving import FrontEnd, Placed, Serving
 from support.waiting import eventually
@@ -79,6 +80,39 @@ async def test_what_failed_is_avoided_and_only_that(tmp_path: Path) -> None:
         assert again.placement.prefill_source not in (None, source.url)
         assert await status_of(again) == 200
         again.end()
+
+
+async def test_a_front_end_hears_that_a_source_has_left(tmp_path: Path) -> None:
+    async with (
+        front_of(tmp_path, "prefill", "decode") as (serving, front_end, servers),
+        placed_by(front_end) as placed,
+    ):
+        placed.carried_by(Deaf())
+        serving._placements.lose(ReplicaId(servers[0].url), [], Lost("it is silent"))
+        pair = placed.engine
+        assert isinstance(pair, PairedEngine)
+        await eventually(lambda: pair._loss is not None)
+        with pytest.raises(EngineGone):
+            await status_of(placed)
+        placed.end()
+
+
+async def test_what_becomes_of_a_transfer_is_told_to_the_scheduler(tmp_path: Path) -> None:
+    async with front_of(tmp_path, "prefill", "decode") as (serving, front_end, _), placed_by(front_end) as placed:
+        placed.carried_by(Deaf())
+        assert await status_of(placed) == 200
+        placed.end()
+        newest = next(iter(serving.recent.latest(1)))
+        await eventually(lambda: next(iter(serving.recent.latest(1))).transferred_s is not None, str(newest))
+
+
+class Deaf:
+    """A carrier that has heard nothing of the answer."""
+
+    heard_at: float | None = None
+
+    def lost(self, loss: Lost) -> None:
+        """It is told to the pair."""
 
 
 async def test_a_front_end_whose_scheduler_is_away_makes_pairs_itself(tmp_path: Path) -> None:

@@ -141,7 +141,9 @@ def _by_delay(decision: Decision) -> str:
     if len(decision.candidates) == 1:
         return f"{_prompt(decision)}. {decision.replica} is the only one that could take it{_paired(decision)}."
     ties = _ties(decision)
-    who = f"one of {ties + 1}, drawn by lot," if ties else "the one"
+    paired = decision.transfer is not None and decision.transfer.kind is TransferKind.PREFILL
+    how = "with fewest requests in flight" if paired else "drawn by lot"
+    who = f"one of {ties + 1}, {how}," if ties else "the one"
     where = (
         f"Of the {len(decision.candidates)} replicas {decision.replica} is {who} where it adds the least delay, "
         "to itself and to all others"
@@ -292,7 +294,9 @@ def _row(candidate: CandidateCost, width: int, *, loads: bool, copies: bool, cho
 def _afterwards(decision: Decision) -> Iterator[str]:
     if decision.transferred_s is not None:
         how = "had failed" if decision.transfer_failed else "was there"
-        yield f"The copy {how} after {decision.transferred_s:.3f} s."
+        is_copy = decision.transfer is None or decision.transfer.kind is TransferKind.COPY
+        what = "copy" if is_copy else "prompt's KV"
+        yield f"The {what} {how} after {decision.transferred_s:.3f} s."
     if decision.first_token_s is not None:
         expected = _predicted(decision.predicted_ttft_s, decision.predicted_ttft_p98_s)
         yield f"First token after {decision.first_token_s:.3f} s{expected}."

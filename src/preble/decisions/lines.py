@@ -164,6 +164,7 @@ class PeerPlacedLine(_Event, frozen=True, tag="peer_placed"):
     matched_tokens: int | None = None
     prompt: str | None = None
     namespace: str = ""
+    source: str | None = None
 
     def event(self) -> PeerReported:
         """Raises: ValueError: the prompt is unreadable."""
@@ -173,6 +174,7 @@ class PeerPlacedLine(_Event, frozen=True, tag="peer_placed"):
             self.matched_tokens,
             None if self.prompt is None else unpack_text(self.prompt),
             self.namespace,
+            None if self.source is None else ReplicaId(self.source),
         )
         return PeerReported(PeerId(self.peer), RequestId(self.id), fact)
 
@@ -414,6 +416,7 @@ def _peer_placed_line(
         matched_tokens=placed.matched_tokens,
         prompt=None if placed.prompt is None else names.tokens(placed.prompt),
         namespace=names.namespace(placed.namespace),
+        source=placed.source,
     )
 
 

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import NamedTuple
 
 from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
@@ -104,12 +105,16 @@ class Engine(ABC):
     """The same where the operator says it."""
     transport = ""
     """By what it sends KV to others, such as "nixl", where a probe has found that both must have the same one."""
+    answers_alone = True
+    """Whether it can also answer by itself where it has the role to decode."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
     num_ranks = 1
     """How many data-parallel ranks the server has; a rank of it knows, too."""
     rests_until = 0.0
     """Until when it computes no prompts for others, since it failed to; by the event loop's clock."""
+    last_leg_at = last_output_at = -inf
+    """When it last did its part in the transfer of a prompt, and last sent anything of an answer, as one of a pair."""
     failed_leg: ReplicaId | None = None
     """Of two that answer a request together: the other one, if that has failed."""
 
@@ -179,9 +184,13 @@ class Engine(ABC):
 
     def paired(self, prefill: Engine) -> Engine | None:
         """Return what answers one request together: this replica decodes, and `prefill`, one of the same program,
-        computes the prompt. None where the program cannot. Raises: EngineRefused: `prefill` is not for that.
+        computes the prompt. None where the program cannot.
         """
         return None
+
+    def answers_in_pairs(self, body: bytes) -> bool:
+        """Return whether it can answer this one with another one that computes the prompt."""
+        return True
 
     async def models(self) -> ModelNames | None:
         """Return what it serves now; asked with each health check. None where that cannot change while it runs.

@@ -13,13 +13,15 @@ from typing import Any
 import msgspec
 
 from preble.core.types import ReplicaId
+from preble.core.types.life import TRANSFERRED, TransferFailed, Transferred
 from preble.engines.adapter import Engine, EngineInfo
-from preble.errors import EngineError, EngineFailed
+from preble.errors import EngineError, EngineFailed, EngineGone
 from preble.web.client.pool import Ongoing, Receiver
 from preble.web.messages import HeaderList
 
 PREFILL_S = 120.0
-"""How long the source has for its leg, its queue included. An SGLang whose other half is gone hangs for 300 s."""
+"""How long the source has for its leg, its queue included, unless the target has no room for the prompt. An SGLang
+whose other half is gone hangs for 300 s."""
 MOST_REFUSAL_BYTES = 64 * 1024
 """Of a source's answer that is an error, and so the client's. More of it is left out."""
 
@@ -34,6 +36,10 @@ class PairedEngine(Engine):
         self.decode, self.prefill = decode, prefill
         self.adapters, self.model_path, self.rank = decode.adapters, decode.model_path, decode.rank
         self.takes_cache_salt, self.takes_ids = decode.takes_cache_salt, decode.takes_ids
+        self.report: Callable[[Transferred | TransferFailed], None] | None = None
+        """Hears what becomes of the transfer. Set by who follows the placement."""
+        self._on_loss: Callable[[EngineError], None] | None = None
+        self._loss: EngineError | None = None
 
     @property
     def replica_id(self) -> ReplicaId:
@@ -46,6 +52,27 @@ class PairedEngine(Engine):
     def lost_source(self, answer: bytes) -> bool:
         """Return whether an error of the one that decodes says that it could not get the prompt of the other one."""
         return False
+
+    def lose_source(self, reason: str | None) -> None:
+        """The source has left the rotation. Its leg fails, soon; its machine may be silent, and break off nothing."""
+        text = f"was taken out of the rotation: {reason}"
+        self._loss = self.prefill.http.error(EngineGone, text, is_silent=True)
+        asyncio.get_running_loop().call_soon(self._tell_loss)
+
+    def on_loss(self, fail: Callable[[EngineError], None] | None) -> None:
+        """Call this if the source leaves the rotation, soon if it has left; None: its leg is over."""
+        self._on_loss = fail
+        if fail is not None and self._loss is not None:
+            asyncio.get_running_loop().call_soon(self._tell_loss)
+
+    def _tell_loss(self) -> None:
+        if self._on_loss is not None and self._loss is not None:
+            self._on_loss(self._loss)
+
+    def tell(self, fact: Transferred | TransferFailed) -> None:
+        """Report what has become of the transfer."""
+        if self.report is not None:
+            self.report(fact)
 
     @abstractmethod
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
@@ -87,6 +114,7 @@ class PairedLegs:
             self._source = prefill(_SourceLeg(self))
             self._pair.failed_leg = None
             self._target = decode(_TargetLeg(self))
+            self._pair.on_loss(self.source_failed)
         except BaseException:
             self.abort()
             raise
@@ -106,6 +134,7 @@ class PairedLegs:
 
     def _leave_source(self) -> None:
         source, self._source = self._source, None
+        self._pair.on_loss(None)
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -118,9 +147,19 @@ class PairedLegs:
             target.abort()
 
     def _on_late(self) -> None:
+        """Wait on while the target has no room, else leave the one of both that seems to do nothing."""
+        source, target, loop = self._pair.prefill, self._pair.decode, asyncio.get_running_loop()
+        since = loop.time() - PREFILL_S
+        computes, takes = source.last_leg_at > since, target.last_leg_at > since
+        decodes = target.last_output_at > since
         self._late = None
-        text = f"has not computed the prompt for {self._pair.replica_id} within {PREFILL_S:g} s"
-        self.source_failed(self._pair.prefill.http.error(EngineFailed, text))
+        if decodes and (computes or not takes):
+            self._late = loop.call_later(PREFILL_S, self._on_late)
+        elif computes:
+            self.target_failed(target.http.error(EngineFailed, f"has not taken the prompt within {PREFILL_S:g} s"))
+        else:
+            text = f"has not computed the prompt for {self._pair.replica_id} within {PREFILL_S:g} s"
+            self.source_failed(source.http.error(EngineFailed, text))
 
     # the source's leg
 
@@ -128,6 +167,9 @@ class PairedLegs:
         """The prompt is computed and sent."""
         self._source = None
         self._leave_source()
+        now = asyncio.get_running_loop().time()
+        self._pair.prefill.last_leg_at = self._pair.decode.last_leg_at = now
+        self._pair.tell(TRANSFERRED)
 
     def source_failed(self, error: EngineError) -> None:
         if self._takes_the_place():
@@ -152,8 +194,9 @@ class PairedLegs:
     # the leg that decodes
 
     def target_says(self, data: bytes) -> None:
-        """The first of its answer has come. It may hear before we do that the source is gone."""
-        if self._source is not None and self._pair.lost_source(data):
+        """Something of its answer has come. It may hear before we do that the source is gone."""
+        self._pair.decode.last_output_at = asyncio.get_running_loop().time()
+        if not self.has_begun and self._source is not None and self._pair.lost_source(data):
             self._pair.failed_leg = self._pair.prefill.replica_id
 
     has_begun = False
@@ -163,6 +206,12 @@ class PairedLegs:
         """Tell the receiver, unless nobody wants the answer any more."""
         if self._receiver is not None:
             say(self._receiver)
+
+    def target_failed(self, error: EngineError) -> None:
+        """It has failed, and so has the request."""
+        self._leave_source()
+        self._leave_target()
+        self.pass_on(lambda receiver: receiver.failed(error))
 
     def target_over(self) -> None:
         """Its answer is over. What the source still does is for nothing."""
@@ -207,8 +256,7 @@ class _TargetLeg:
         self._head = status, headers
 
     def received(self, data: bytes) -> None:
-        if not self._legs.has_begun:
-            self._legs.target_says(data)
+        self._legs.target_says(data)
         self._begin()
         self._legs.pass_on(lambda receiver: receiver.received(data))
 

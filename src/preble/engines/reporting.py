@@ -164,6 +164,7 @@ class RankEngine(Engine):
         self.kv_peer = server.kv_peer
         self.model_path = server.model_path
         self.takes_ids = server.takes_ids
+        self.answers_alone = server.answers_alone
         self.streams = EventStreams(self.replica_id, server.reset_keeps_host)
 
     @property
@@ -196,6 +197,9 @@ class RankEngine(Engine):
 
     def paired(self, prefill: Engine) -> Engine | None:
         return self._server.paired_as(self, prefill)
+
+    def answers_in_pairs(self, body: bytes) -> bool:
+        return self._server.answers_in_pairs(body)
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         """Ask as any engine does, but this rank, unless the client has chosen one itself."""

@@ -19,13 +19,14 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import ReplicaSpec, Role
+from preble.core.types.life import TRANSFER_FAILED
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, PriorityOrder
 from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.pairs import PairedEngine, PairedLegs, with_fields
-from preble.engines.reporting import ReportingEngine, bracketed
+from preble.engines.reporting import RANK_HEADER, ReportingEngine, bracketed
 from preble.errors import EngineError, EngineRefused, RequestError
 from preble.web.client.pool import Ongoing, Receiver
 
@@ -35,6 +36,9 @@ OWNER = "sglang"
 ABORT_TIMEOUT_S = 2.0
 _GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/invocations"})
 """Paths whose bodies take the id of a request. SGLang refuses one for a list of texts to embed."""
+
+_PAIRED_PATHS = _GENERATING | {"/v1/responses", "/v1/messages"}
+"""Paths whose answers need a prompt computed. The one that decodes answers the others itself."""
 
 _ROLES = MappingProxyType({"prefill": Role.PREFILL, "decode": Role.DECODE})
 _LOST_SOURCE = (b"Lost connection with prefill", b"Decode handshake failed")
@@ -95,6 +99,7 @@ class SglangEngine(ReportingEngine):
     """The client of one SGLang replica."""
 
     reset_keeps_host = False
+    answers_alone = False
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
@@ -190,9 +195,10 @@ class SglangEngine(ReportingEngine):
         return self.http.begin(path, named, headers, receiver, partial(self._abort_soon, request_id))
 
     def paired_as(self, decode: Engine, prefill: Engine) -> Engine | None:
-        if prefill.kv_peer is None:
-            raise prefill.http.error(EngineRefused, "has no bootstrap server, so it computes no prompts for others")
         return SglangPair(decode, prefill)
+
+    def answers_in_pairs(self, body: bytes) -> bool:
+        return not _asks_for_several(body)
 
     def _abort_soon(self, request_id: str) -> None:
         aborting = asyncio.get_running_loop().create_task(self._abort(request_id))
@@ -285,14 +291,23 @@ class SglangPair(PairedEngine):
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         """Raises: EngineRefused. RequestError: it asks for several answers, which would end the engine in one room."""
+        if path not in _PAIRED_PATHS:
+            self.tell(TRANSFER_FAILED)
+            return self.decode.begin(path, body, headers, receiver)
         if _asks_for_several(body):
             raise RequestError("replicas that prefill for others give one answer to a prompt; leave out `n`", param="n")
-        host, _, port = (self.prefill.kv_peer or "").rpartition(":")
+        if self.prefill.kv_peer is None:  # it has another role since it joined, and leaves the rotation
+            self.failed_leg = self.prefill.replica_id
+            raise self.prefill.http.error(EngineRefused, "computes no prompts for others any more")
+        host, _, port = self.prefill.kv_peer.rpartition(":")
         room = draw_room(self.prefill.num_ranks, self.prefill.rank or 0)
         both = with_fields(body, {"bootstrap_host": host, "bootstrap_port": int(port), "bootstrap_room": room})
         legs = PairedLegs(self, receiver)
         first = _unstreamed(both)
-        legs.begin(partial(self.prefill.begin, path, first, headers), partial(self.decode.begin, path, both, headers))
+        of_source = {
+            name: value for name, value in headers.items() if name != RANK_HEADER
+        }  # a client means who decodes
+        legs.begin(partial(self.prefill.begin, path, first, of_source), partial(self.decode.begin, path, both, headers))
         return legs
 
 

@@ -19,6 +19,7 @@ import structlog
 from msgspec import Raw
 
 from preble.core.types import PART_OF_LEASE
+from preble.core.types.life import TRANSFER_FAILED, TransferFailed
 from preble.engines.adapter import Engine
 from preble.engines.pairs import PairedEngine, with_fields
 from preble.errors import EngineError, EngineRefused
@@ -102,6 +103,7 @@ class VllmPair(PairedEngine):
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         of_source = body_of_source(path, body)
         if of_source is None:
+            self.tell(TRANSFER_FAILED)
             return self.decode.begin(path, body, headers, receiver)
         legs = _LegsInTurn(self, path, body, headers, receiver)
         legs.begin(of_source)
@@ -130,6 +132,7 @@ class _LegsInTurn:
             self._under_way = self._pair.decode.begin(self._path, self._body, self._headers, self._passed_to())
         else:
             self._late = asyncio.get_running_loop().call_later(within_s, self._on_late, within_s)
+            self._pair.on_loss(self.failed)
 
     def pause(self) -> None:
         self._is_paused = True
@@ -146,6 +149,7 @@ class _LegsInTurn:
         self._leave_source()
 
     def _leave_source(self) -> None:
+        self._pair.on_loss(None)
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -170,6 +174,7 @@ class _LegsInTurn:
         source, target = self._pair.prefill.replica_id, self._pair.decode.replica_id
         structlog.get_logger().warning("split_failed", replica=target, source=source, reason=reason)
         self._pair.prefill.rests_until = asyncio.get_running_loop().time() + REST_S
+        self._pair.tell(TransferFailed(source))
 
     def _decode(self, body: bytes) -> None:
         receiver = self._receiver
@@ -199,6 +204,7 @@ class _LegsInTurn:
             return  # given up before
         if 400 <= self._status < 500 and self._status != 429:  # so will the target: the request is at fault
             self._leave_source()
+            self._pair.tell(TRANSFER_FAILED)
             self._decode(self._body)
             return
         params = self._params()
@@ -209,7 +215,6 @@ class _LegsInTurn:
         self._decode(with_fields(self._body, {"kv_transfer_params": params}))
 
     def failed(self, error: EngineError) -> None:
-        self._under_way = None
         self._give_up(str(error))
 
     def _params(self) -> dict[str, Any] | None:

@@ -46,12 +46,14 @@ _MOST_ASKED = 256
 
 @dataclass(slots=True)
 class _Own:
-    """A request that we placed and reported to our peers. `matched_tokens`: None if unknown."""
+    """A request that we placed and reported to our peers. `matched_tokens`: None if unknown. `source`: the replica that
+    computes its prompt for the other one; None once it has."""
 
     number: int
     request: Request
     replica_id: ReplicaId
     matched_tokens: int | None
+    source: ReplicaId | None = None
     has_token: bool = False
 
 
@@ -118,24 +120,30 @@ class GroupMember:
         """Tell the peers what happens to our requests. They follow KV events, and check replicas, themselves."""
         match event:
             case RequestPlaced(request, placement):
-                self._start(request, placement.replica_id, placement.matched_tokens)
+                self._start(request, placement.replica_id, placement.matched_tokens, placement.prefill_source)
             case Reported(request_id, fact):
-                if not isinstance(fact, Transferred | TransferFailed):  # links are each gateway's own
-                    self._report(self._own[request_id], fact)
+                self._report(self._own[request_id], fact)
             case ReplicaAdded(spec):
                 self._replica_added(spec)
             case ReplicaRemoved(replica_id):
                 self._replica_removed(replica_id)
 
-    def _report(self, own: _Own, fact: Moved | FirstToken | Ended) -> None:
-        """Tell the peers: a move as an end and another placement, a first token the first time only."""
+    def _report(self, own: _Own, fact: Moved | Transferred | TransferFailed | FirstToken | Ended) -> None:
+        """Tell the peers: a move as an end and another placement, a first token the first time only.
+
+        Copies they do not hear of: links are each gateway's own.
+        """
         if isinstance(fact, Moved):
             self._end(own, Ended())
-            self._start(own.request, fact.replica_id, None)
+            self._start(own.request, fact.replica_id, None, None)
         elif isinstance(fact, Ended):
             self._end(own, fact)
             if fact.output_tokens and own.replica_id in self._silent:
                 self._remember(own)
+        elif isinstance(fact, Transferred | TransferFailed):
+            if own.source is not None:
+                own.source = None
+                self._tell(m.RequestReport(own.number, fact))
         elif not own.has_token:
             own.has_token = True
             self._tell(m.RequestReport(own.number, fact))
@@ -165,8 +173,10 @@ class GroupMember:
         for own in [own for own in self._own.values() if own.replica_id == replica_id]:
             self._end(own, Ended())
 
-    def _start(self, request: Request, replica_id: ReplicaId, matched_tokens: int | None) -> None:
-        own = _Own(self._next_number, request, replica_id, matched_tokens)
+    def _start(
+        self, request: Request, replica_id: ReplicaId, matched_tokens: int | None, source: ReplicaId | None
+    ) -> None:
+        own = _Own(self._next_number, request, replica_id, matched_tokens, source)
         self._next_number += 1
         self._own[request.request_id] = self._numbers[own.number] = own
         self._tell_placed(own)
@@ -192,6 +202,7 @@ class GroupMember:
                 name.head,
                 name.tail,
                 request.namespace,
+                own.source,
             )
         )
         if own.has_token:
@@ -286,14 +297,26 @@ class GroupMember:
             self.num_unknown += 1
             self._send(Unknown((message.head,)))
         fact = PeerPlaced(
-            ReplicaId(message.replica), message.num_prompt_tokens, message.matched_tokens, prompt, message.namespace
+            ReplicaId(message.replica),
+            message.num_prompt_tokens,
+            message.matched_tokens,
+            prompt,
+            message.namespace,
+            None if message.source is None else ReplicaId(message.source),
         )
         if self._scheduler.assume(PeerReported(sender, _id(message.number), fact), now):
             peer.live[message.number] = message.replica
         elif message.number not in peer.live:
             peer.elsewhere[message.number] = message.replica
 
-    def _take_report(self, sender: PeerId, peer: _Peer, number: int, fact: FirstToken | Ended, now: float) -> None:
+    def _take_report(
+        self,
+        sender: PeerId,
+        peer: _Peer,
+        number: int,
+        fact: Transferred | TransferFailed | FirstToken | Ended,
+        now: float,
+    ) -> None:
         if isinstance(fact, Ended):
             fact = _without_text(fact)
             peer.live.pop(number, None)

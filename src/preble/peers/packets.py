@@ -13,9 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from preble.core.types import TOKEN_BYTES, PeerId
-from preble.core.types.life import Ended, FirstToken
+from preble.core.types.life import Ended, FirstToken, TransferFailed, Transferred
 
-VERSION = 4
+VERSION = 5
 MAX_PACKET_BYTES = 1024 * 1024
 """The default limit of a NATS server."""
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -37,7 +37,8 @@ class Tokens(_Message, frozen=True, tag="t"):
 
 
 class PlacedRequest(_Message, frozen=True, tag="p"):
-    """The sender has placed a request. `matched_tokens`: None if it does not know."""
+    """The sender has placed a request. `matched_tokens`: None if it does not know. `source`: the replica that computes
+    the prompt for the other one."""
 
     number: Number
     replica: Name
@@ -46,6 +47,7 @@ class PlacedRequest(_Message, frozen=True, tag="p"):
     head: Head
     tail: bytes
     namespace: Annotated[str, Meta(max_length=512)] = ""
+    source: Name | None = None
 
 
 class Held(_Message, frozen=True, tag="h"):
@@ -61,7 +63,7 @@ class RequestReport(_Message, frozen=True, tag="r"):
     """What has happened to a request that the sender has placed."""
 
     number: Number
-    fact: FirstToken | Ended
+    fact: Transferred | TransferFailed | FirstToken | Ended
 
 
 class Beat(_Message, frozen=True, tag="b"):

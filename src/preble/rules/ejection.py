@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from preble.config import EjectionConfig
 from preble.core.types import Placement, ReplicaId, RequestId
-from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started
+from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started, TransferFailed, Transferred
 from preble.rules.callers import Followed
 
 _MOST_SAMPLES = 64
@@ -216,6 +216,9 @@ class EjectionTable:
             self.dropped(replica_id, request_id, now)
             if source is not None:
                 self.dropped(source, request_id, now)
+        elif isinstance(fact, Transferred | TransferFailed):
+            if source is not None:
+                self._leg_over(source, request_id, fact, now)
         elif isinstance(fact, FirstToken):
             self.heard(replica_id, request_id, now)
         elif isinstance(fact, Started | Moved):
@@ -226,6 +229,16 @@ class EjectionTable:
             self.sent(replica_id, request_id, now, expected_s, streams=streams)
             if source is not None:
                 self.sent(source, request_id, now, streams=False)
+
+    def _leg_over(
+        self, source: ReplicaId, request_id: RequestId, fact: Transferred | TransferFailed, now: float
+    ) -> None:
+        if isinstance(fact, Transferred):
+            self.succeeded(source, request_id, now)
+        elif fact.failed == source:
+            self.failed(source, request_id, now)
+        else:
+            self.dropped(source, request_id, now)
 
     def sent(
         self,

@@ -22,7 +22,6 @@ from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Role, Transfer
 from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, FirstToken, Transferred
 from preble.engines.http import HttpClient
 from preble.engines.media_marks import FIRST_MARK
-from preble.engines.pairs import PairedEngine
 from preble.errors import EngineError, RequestError
 from preble.serving.parity.answers import copy_prefix
 from preble.serving.placed import LocalPlaced
@@ -84,7 +83,7 @@ class Copies:
     async def carry_out(self, placed: LocalPlaced) -> LocalPlaced:
         """Return the placement when its copy, if it has one, is there or has failed. A cancellation ends it."""
         transfer = placed.placement.transfer
-        if transfer is None or isinstance(placed.engine, PairedEngine):  # a pair carries its transfer out itself
+        if transfer is None or transfer.kind is not TransferKind.COPY:  # a pair carries its transfer out itself
             return placed
         try:
             if not self._under_way:
@@ -93,7 +92,7 @@ class Copies:
             await asyncio.sleep(0)  # relays begin outside of any task, in which `asyncio.timeout` is none
             has_come = await self._copy(placed, transfer)
             overtaken = self._under_way[placed] is None
-            placed.transferred(Transferred(overtaken) if has_come else TRANSFER_FAILED)
+            placed.report(Transferred(overtaken) if has_come else TRANSFER_FAILED)
         except BaseException as error:
             placed.end(error)  # nobody gets it to end it
             raise
@@ -104,8 +103,6 @@ class Copies:
         return placed
 
     async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> bool:
-        if transfer.kind is not TransferKind.COPY:
-            return False  # the source of a split rests, or its adapter splits nothing
         source, target = self._replicas.get(transfer.source), self._replicas.get(placed.placement.replica_id)
         if source is None or target is None or target.engine is not placed.engine or source.engine.kv_peer is None:
             return False

@@ -12,7 +12,18 @@ from typing import Generic, TypeVar
 import msgspec
 
 from preble.core.types import Placement
-from preble.core.types.life import FIRST_TOKEN, Ended, FirstToken, Lost, Moved, Outcome, Progress, Report
+from preble.core.types.life import (
+    FIRST_TOKEN,
+    Ended,
+    FirstToken,
+    Lost,
+    Moved,
+    Outcome,
+    Progress,
+    Report,
+    TransferFailed,
+    Transferred,
+)
 from preble.engines import Engine
 from preble.serving.placed import Placed, share_usage
 
@@ -64,6 +75,9 @@ class HeldRequest:
             for one in self.placed:
                 if one.placement.replica_id != fact.replica_id:
                     one.report(fact)
+        elif isinstance(fact, Transferred | TransferFailed):
+            for one in self.placed:
+                one.report(fact)
         elif isinstance(fact, Ended):
             end = msgspec.structs.replace(fact, output_tokens=None, cached_tokens=None)
             with ExitStack() as ends:  # all of them end, whichever fails

@@ -143,10 +143,11 @@ class Intake:
             return None
         return await self._token_answers.answer(endpoint, body)
 
-    async def tokenize(self, parsed: ParsedRequest, index: int = 0) -> Request:
+    async def tokenize(self, parsed: ParsedRequest, index: int = 0, *, in_pairs: bool = True) -> Request:
         """Return the scheduler's request for one prompt. If there are several prompts, its id is `ID#index`.
 
-        Raises: RequestError: the prompt has no token ids. NoReplicaError: no replica is up. UnknownModel.
+        `in_pairs`: whether its carrier can ask two replicas. Raises: RequestError: the prompt has no token ids, or
+        continues what no replica can. NoReplicaError: no replica is up, or none that can be asked alone. UnknownModel.
         """
         fields = parsed.fields
         of_model = self.replicas.check_model(fields.model)
@@ -156,9 +157,10 @@ class Intake:
         if fields.continues is not None:
             holder = await self.stored.holder(fields.continues, parsed.caller)
             if holder is not None:
-                avoid = frozenset(self.replicas) - {holder}
+                avoid = self._all_but(holder, of_model)
             elif parsed.caller.name:  # it may be another tenant's, and the replica would not know
                 raise UnknownResponse(f"no replica has a response with the id {fields.continues[:200]!r}")
+        avoid |= self._not_alone(parsed, of_model, in_pairs=in_pairs)
         if fields.by_load:
             tokens = stand_in_tokens(int(min(fields.load_tokens, of_model.shortest_prompt)))
             return Request(RequestId(parsed.request_id), tokens, None, BY_LOAD, avoid, keeps_kv=False)
@@ -169,6 +171,30 @@ class Intake:
         of_model = self.replicas.of_model(fields.model)  # tokenizing may have taken a while
         namespace = of_model.namespace(fields.cache_salt)
         return Request(RequestId(own_id), tokens, fields.most_output_tokens, namespace, avoid, of_model.base_model)
+
+    def _all_but(self, holder: ReplicaId, of_model: ModelReplicas) -> frozenset[ReplicaId]:
+        """Return the replicas that cannot go on with a response of `holder`. Raises: RequestError: nor can that one."""
+        if holder in of_model.only_in_pairs:
+            text = f"{holder} has the earlier response, but not the replicas that compute its prompts; send the whole"
+            raise RequestError(f"{text} conversation in place of `previous_response_id`", param="previous_response_id")
+        those = self.replicas.items()
+        return frozenset(r for r, one in those if r != holder and one.info.spec.role is not Role.PREFILL)
+
+    def _not_alone(self, parsed: ParsedRequest, of_model: ModelReplicas, *, in_pairs: bool) -> frozenset[ReplicaId]:
+        """Return the replicas that answer only in pairs, if no pair can carry this request.
+
+        Raises: NoReplicaError: there are no others, and the carrier can ask no pair.
+        """
+        only = of_model.only_in_pairs
+        if not only or (in_pairs and self.replicas.engine(min(only)).answers_in_pairs(parsed.body)):
+            return frozenset()
+        if not of_model.answers_alone:
+            if in_pairs:
+                return frozenset()  # the pair says why not
+            raise NoReplicaError(
+                f"{min(only)} only decodes: no upload can go there, nor what the gateway does not carry"
+            )
+        return only
 
     async def with_ids(self, parsed: ParsedRequest, request: Request) -> bytes | None:
         """Return the body with token ids in place of a long text, None if the replica gets the client's body.
@@ -222,18 +248,16 @@ class Intake:
         """Place all prompts of a request on one replica, for a carrier that sends it whole.
 
         `avoid`: returns the replicas that must not get it, asked when it is placed.
-        Raises: as `tokenize` and `place`. NoReplicaError: only a pair could take it, which such carriers cannot ask.
+        Raises: as `tokenize` and `place`.
         """
         placed: list[Placed] = []
         try:
             for index in range(parsed.num_prompts):
-                request = await self.tokenize(parsed, index)
+                request = await self.tokenize(parsed, index, in_pairs=False)
                 others = frozenset(self.replicas) - {placed[0].placement.replica_id} if placed else avoid()
                 request = dataclasses.replace(request, avoid=request.avoid | others)
                 placed.append(await self.place(request, parsed.terms))
-                replica = self.replicas.get(placed[-1].placement.replica_id)
-                if replica is not None and replica.info.spec.role is Role.DECODE:
-                    raise NoReplicaError(f"{replica.engine.replica_id} only decodes: send the request to the gateway")
+                placed[-1].asked_alone()
         except BaseException:
             for one in placed:
                 one.cancelled()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from preble.core.types import Placement, ReplicaId, Request
 from preble.core.types.life import (
     LONGEST_S,
-    Alive,
+    TRANSFER_FAILED,
     Ended,
     FirstToken,
     Lost,
@@ -20,10 +20,9 @@ from preble.core.types.life import (
     Outcome,
     Progress,
     Report,
-    TransferFailed,
-    Transferred,
 )
 from preble.engines import Engine
+from preble.engines.pairs import PairedEngine
 from preble.errors import (
     EngineError,
     EngineFailed,
@@ -94,6 +93,11 @@ class Placed(ABC):
         Ends with the placement.
         """
         self._carrier = carrier
+        if self.placement.prefill_source is not None:
+            if isinstance(self.engine, PairedEngine):
+                self.engine.report = self.report
+            else:
+                self.report(TRANSFER_FAILED)  # the source rests
         if self._loss is not None:
             carrier.lost(self._loss)
 
@@ -102,8 +106,10 @@ class Placed(ABC):
         return None if self._carrier is None else self._carrier.heard_at
 
     def lose(self, loss: Lost) -> None:
-        """Tell the carrier that the replica has left, or begins no answer."""
+        """Tell the carrier that the replica has left, or begins no answer; or the pair that its source has left."""
         self._loss = loss
+        if loss.of_source and isinstance(self.engine, PairedEngine):
+            self.engine.lose_source(loss.reason)
         if self._carrier is not None:
             self._carrier.lost(loss)
 
@@ -117,6 +123,8 @@ class Placed(ABC):
         if isinstance(fact, Ended):
             self._has_ended = True
             self._carrier = None  # it refers to this placement: only a full collection would free the cycle
+            if isinstance(self.engine, PairedEngine):
+                self.engine.report = None
             if fact.output_tokens is None:
                 progress = self.progress
                 fact = Ended(
@@ -135,6 +143,11 @@ class Placed(ABC):
         """Report the end: see `ended`."""
         self.report(_WELL if error is None and status < 300 else ended(error, status, retry_after_s))
 
+    def asked_alone(self) -> None:
+        """The carrier asks the replica alone: another one that was to compute the prompt does not."""
+        if self.placement.prefill_source is not None:
+            self.report(TRANSFER_FAILED)
+
     def cancelled(self) -> None:
         """The client has gone, or the work was stopped for another reason that is not the replica's."""
         self.report(Ended(Outcome.ABORTED))
@@ -148,7 +161,7 @@ class Placed(ABC):
         """
 
     @abstractmethod
-    def _take(self, fact: FirstToken | Moved | Alive | Ended) -> None:
+    def _take(self, fact: Report) -> None:
         """Pass a fact on. The end comes last, and once."""
 
 
@@ -196,11 +209,6 @@ class LocalPlaced(Placed):
         self._place_again = place_again
         self._may_retry_freely = False
 
-    def transferred(self, fact: Transferred | TransferFailed) -> None:
-        """What another replica was to send is there, or does not come. Changes nothing after the end."""
-        if not self._has_ended:
-            self._table.tell(self, fact)
-
     def stall(self, now: float) -> None:
         """The replica is ejected because it begins no answer."""
         self.stalls = True
@@ -221,7 +229,7 @@ class LocalPlaced(Placed):
         """Do as `place_again`, at once."""
         return self._place_again(self.request, self.terms, self.blamed, self._may_retry_freely)
 
-    def _take(self, fact: FirstToken | Moved | Alive | Ended) -> None:
+    def _take(self, fact: Report) -> None:
         if isinstance(fact, Ended):
             self._may_retry_freely = fact.outcome is Outcome.ENGINE_REFUSED
         elif isinstance(fact, FirstToken):
@@ -243,7 +251,7 @@ class LocalPlaced(Placed):
 def engine_for(placement: Placement, engine_of: Callable[[ReplicaId], Engine]) -> Engine:
     """Return the client that carries a placement out: of two replicas where one computes the prompt for the other.
 
-    Raises: NoReplicaError: one of them has left. EngineRefused: the other one computes for nobody.
+    Raises: NoReplicaError: one of them has left.
     """
     engine = engine_of(placement.replica_id)
     source = placement.prefill_source

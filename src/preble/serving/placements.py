@@ -144,9 +144,9 @@ class Placements:
             kind: [] for kind in (Started, Transferred, TransferFailed, FirstToken, Moved, Lost, Alive, *Outcome)
         }
         self.listen(self.timer, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
-        self.listen(self.ejection, Started, FirstToken, Moved, Ended)
+        self.listen(self.ejection, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
         self.listen(self.quarantine, Ended)
-        self.listen(self.replicas, *_FAILURES)
+        self.listen(self.replicas, TransferFailed, *_FAILURES)
         self.listen(recent, Started, Transferred, TransferFailed, FirstToken, Lost, Ended)
         self.listen(telemetry, Started, Transferred, TransferFailed, FirstToken, Moved, Ended)
 
@@ -203,9 +203,10 @@ class Placements:
         sources = (engine.prefill.http for engine in engines if isinstance(engine, PairedEngine))
         return Counter(engine.http for engine in engines) + Counter(sources) + self.copies.sending()
 
-    def lose(self, orphans: Sequence[Request], loss: Lost) -> None:
-        """The scheduler has forgotten requests whose replica has left the rotation. They may still end well there.
+    def lose(self, replica_id: ReplicaId, orphans: Sequence[Request], loss: Lost) -> None:
+        """A replica has left the rotation. The scheduler has forgotten its requests, which may still end well there.
 
+        What it computes for others is begun anew, unless it has left by our own will.
         Raises: what one of their listeners raises, after all have heard.
         """
         with ExitStack() as losses:
@@ -213,6 +214,11 @@ class Placements:
                 placed = self.in_flight.pop(request.request_id)
                 self._lost.add(placed)
                 losses.callback(placed.leave, loss)
+            if loss.reason is not None:
+                of_source = Lost(loss.reason, of_source=True)
+                for placed in self.in_flight.values():
+                    if placed.placement.prefill_source == replica_id:
+                        losses.callback(placed.lose, of_source)
 
     def eject_outliers(self, now: float) -> None:
         """Eject replicas that are slow or begin no answer, and move requests that wait there.

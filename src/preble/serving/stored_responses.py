@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import OrderedDict
 
-from preble.core.types import ReplicaId
+from preble.core.types import ReplicaId, Role
 from preble.engines import Engine
 from preble.errors import EngineError
 from preble.rules.callers import Caller
@@ -43,7 +43,8 @@ class StoredResponses:
             return None
         if known is not None and known in self._replicas:
             return known
-        engines = [replica.engine for replica in self._replicas.values()]
+        those = self._replicas.values()
+        engines = [replica.engine for replica in those if replica.info.spec.role is not Role.PREFILL]
         answers = await asyncio.gather(*(_has(engine, response_id) for engine in engines))
         found = next((engine.replica_id for engine, has in zip(engines, answers, strict=True) if has), None)
         if found is not None:

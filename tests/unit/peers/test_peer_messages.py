@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from preble.core.types import PeerId, RequestId
 from preble.core.types.events import PeerReported
-from preble.core.types.life import Ended, FirstToken, Outcome
+from preble.core.types.life import TRANSFERRED, Ended, FirstToken, Outcome
 from preble.peers import member
 from preble.peers.packets import (
     MAX_PACKET_BYTES,
@@ -38,6 +38,8 @@ EAST = PeerId("east")
 MESSAGES: tuple[Message, ...] = (
     Tokens(b"h" * 16, b"1234"),
     PlacedRequest(1, "r0", 100, None, b"", b"12345678", "salted"),
+    PlacedRequest(2, "r0", 100, 16, b"", b"12345678", "", "r1"),
+    RequestReport(2, TRANSFERRED),
     Held("r0", b"h" * 16, b"1234", "salted"),
     RequestReport(1, FirstToken()),
     RequestReport(1, Ended(output_tokens=20, cached_tokens=16)),

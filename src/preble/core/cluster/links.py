@@ -103,6 +103,10 @@ class Links:
         if replica in self._sending:
             del self._sending[replica], self._receiving[replica]
 
+    def join(self, source: ReplicaIndex, target: ReplicaIndex) -> bool:
+        """Return whether both can take part in transfers."""
+        return source != target and source in self._sending and target in self._sending
+
     def _pairs(self, replica: ReplicaIndex, group: str) -> bool:
         return bool(self.pairing.get(group, 0) >> replica & 1)
 

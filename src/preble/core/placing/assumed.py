@@ -10,16 +10,19 @@ placement does not count. If the end of a request is lost, the caller must end i
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
+from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.replicas import longest_prompt
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
-from preble.core.prefixes.radix_tree import expected_output_tokens
+from preble.core.prefixes.radix_tree import Match, expected_output_tokens
+from preble.core.replica_index import ReplicaIndex
 from preble.core.types import TOKEN_BYTES, PackedTokens, PeerId, Request, RequestId
 from preble.core.types.events import PeerEvent, PeerHeld, PeerPlaced
-from preble.core.types.life import Ended, FirstToken
+from preble.core.types.life import Ended, FirstToken, TransferFailed, Transferred
 
 REMEMBERED_ENDS: Final = 4096
 """Of each peer: how many ids of its ended requests we remember."""
@@ -49,7 +52,11 @@ class AssumedRequests:
         if own not in self._in_flight.entries:
             return False
         entry = self._in_flight.entries[own]
-        if isinstance(fact, FirstToken):
+        if isinstance(fact, Transferred):
+            self._in_flight.transferred(entry, now)
+        elif isinstance(fact, TransferFailed):
+            self._in_flight.transfer_failed(entry, now)
+        elif isinstance(fact, FirstToken):
             self._in_flight.first_token(entry, now, seen=False)
         else:
             self._in_flight.finish(entry, fact.output_tokens or 0, fact.cached_tokens, now)
@@ -81,15 +88,44 @@ class AssumedRequests:
         if matched is None:
             matched = self._tracker.trusted_tokens(replica, request, match)
         matched = min(max(matched, 0), num_tokens)
+        split = self._split(fact, replica, request, match, matched, now)
         if self._cluster.replicas.decoding >> replica & 1:
             matched = num_tokens  # another replica computes the prompt
         prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
         expected = expected_output_tokens(match.path, self._cluster.window.mean_answer_tokens)
         self._in_flight.start(
-            request, replica, matched, prefill_s, match, now, output_tokens=expected, assumed_tokens=num_tokens
+            request,
+            replica,
+            matched,
+            prefill_s,
+            match,
+            now,
+            output_tokens=expected,
+            assumed_tokens=num_tokens,
+            copy=split,
         )
         self._live.setdefault(peer, set()).add(request_id)
         return True
+
+    def _split(
+        self, fact: PeerPlaced, replica: ReplicaIndex, request: Request, match: Match, matched: int, now: float
+    ) -> PrefixCopy | None:
+        """Return the part of the replica that computes the prompt; None where none does, or it is unknown here.
+
+        `matched`: of a replica that only decodes, what is cached on the other one.
+        """
+        if fact.source is None or fact.source not in self._replicas:
+            return None
+        source, links, model = self._replicas.replica(fact.source), self._cluster.links, self._cluster.cost_model
+        if not links.join(source, replica):
+            return None
+        cached, sent = matched, fact.num_prompt_tokens
+        if not self._replicas.decoding >> replica & 1:
+            cached, sent = self._tracker.trusted_tokens(source, request, match), matched
+        link_s = model.link_s(sent)
+        link_s = 0.0 if link_s == inf else link_s
+        starts_s = links.free_at(source, replica, now) - now
+        return PrefixCopy(source, sent, sent, link_s, starts_s + link_s + model.link_latency_s, min(cached, sent))
 
     def _take_held(self, event: PeerHeld, now: float) -> bool:
         if event.replica_id not in self._replicas or len(event.prompt) % TOKEN_BYTES:

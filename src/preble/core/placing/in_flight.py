@@ -233,7 +233,7 @@ class InFlightTable:
         Until its end the window has the request twice; where roles are fixed, also afterwards.
         """
         request, leaf, source, cached = entry.request, entry.leaf, copy.source, copy.source_tokens
-        num_tokens = request.num_prompt_tokens
+        num_tokens = entry.window_entry.num_prompt_tokens
         self._tracker.place_too(source, leaf, now)
         prefill_s = self._cluster.cost_model.prefill_s(num_tokens - cached, cached)
         window_entry = self._window.add(source, now, prefill_s, num_tokens, leaf)

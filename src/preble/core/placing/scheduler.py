@@ -20,7 +20,7 @@ from preble.core.placing.promises import Forecast, Promises
 from preble.core.placing.snapshot import HotPrefix, SchedulerState, hot_prefixes, take_snapshot
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.policies.pairs import Pairs, delay_s, pools
-from preble.core.policies.policy import Policy, Watching, failure_of
+from preble.core.policies.policy import Policy, Watching, failure_of, ttft_value
 from preble.core.policies.view import Choice, ClusterView
 from preble.core.prefixes.learned_lengths import learned_lengths
 from preble.core.prefixes.radix_tree import Match, expected_output_tokens, scoped_namespace
@@ -168,16 +168,17 @@ class GlobalScheduler:
         Targets for its times do not limit the choice.
         """
         best: tuple[float, ClusterView, Choice] | None = None
+        value = ttft_value(self.policy)
         if mixed := eligible & ~self._replicas.decoding:
             view = ClusterView(request, mixed, match, self._cluster, now)
             choice = self._chosen(view)
-            best = delay_s(view, choice), view, choice
+            best = delay_s(view, choice, value), view, choice
         for sources, targets in pools(request, eligible, self._cluster):
             view = ClusterView(request, sources, match, self._cluster, now)
             source = self._chosen(view)
             view_of_targets = ClusterView(request, targets, match, self._cluster, now)
-            choice = Pairs(view, source, view_of_targets).best()
-            cost_s = delay_s(view_of_targets, choice)
+            choice = Pairs(view, source, view_of_targets, value).best()
+            cost_s = delay_s(view_of_targets, choice, value)
             if best is None or cost_s < best[0]:
                 best = cost_s, view_of_targets, choice
         if best is None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
-from typing import Final
 
 from preble.core.cluster.links import PrefixCopy
 from preble.core.cluster.state import ClusterState
@@ -23,9 +22,6 @@ from preble.core.policies.view import Choice, ClusterView
 from preble.core.prefixes.matching import usable_tokens
 from preble.core.replica_index import ReplicaIndex, ReplicaSet
 from preble.core.types import Candidate, Request
-
-_TTFT_VALUE: Final = 4.0
-"""v of `preble`, which see: what a second before the first token counts."""
 
 
 def pools(request: Request, eligible: ReplicaSet, cluster: ClusterState) -> Iterator[tuple[ReplicaSet, ReplicaSet]]:
@@ -36,26 +32,27 @@ def pools(request: Request, eligible: ReplicaSet, cluster: ClusterState) -> Iter
             yield members & sources, members & targets
 
 
-def delay_s(view: ClusterView, choice: Choice, *, decodes: bool = True) -> float:
+def delay_s(view: ClusterView, choice: Choice, value: float, *, decodes: bool = True) -> float:
     """Return the delay that the request adds where the policy put it; of a policy that knows no costs, its own time.
 
-    `decodes`: whether the answer decodes there, too.
+    `value`: v. `decodes`: whether the answer decodes there, too.
     """
     replica_id = view.replica_id(choice.replica)
     for candidate in choice.candidates:
         if candidate.replica_id == replica_id and candidate.score is None:
             return candidate.cost_s
-    first_s = _TTFT_VALUE * view.ttft_s(choice.replica)
+    first_s = value * view.ttft_s(choice.replica)
     return first_s + view.expected_output_tokens * view.tpot_s(choice.replica) if decodes else first_s
 
 
 class Pairs:
-    """The pairs that the source of `choice`, a policy's, can make with `targets`. `sources`, `targets`: both pools."""
+    """The pairs that the source of `choice`, a policy's, can make with `targets`. `sources`, `targets`: both pools.
+    `value`: v of the policy."""
 
-    def __init__(self, sources: ClusterView, choice: Choice, targets: ClusterView) -> None:
-        self._sources, self._choice, self._targets = sources, choice, targets
+    def __init__(self, sources: ClusterView, choice: Choice, targets: ClusterView, value: float) -> None:
+        self._sources, self._choice, self._targets, self._value = sources, choice, targets, value
         self._own_s = sources.ttft_s(choice.replica)
-        self._source_s = delay_s(sources, choice, decodes=False)
+        self._source_s = delay_s(sources, choice, value, decodes=False)
 
     def best(self) -> Choice:
         """Return the cheapest pair as a choice of its target; the first one of equals with fewest in flight."""
@@ -95,7 +92,7 @@ class Pairs:
             split.source_tokens,
             2.0 * decode_s * together * slowness,
             0.0,
-            self._source_s + _TTFT_VALUE * (ready_s - self._own_s + step_s),
+            self._source_s + self._value * (ready_s - self._own_s + step_s),
             own_wait_s=ready_s,
             own_prefill_s=step_s,
             copied_tokens=split.tokens,

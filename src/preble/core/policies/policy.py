@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from random import Random
-from typing import Protocol
+from typing import Final, Protocol
 
 from preble.core.cluster.state import ClusterState
 from preble.core.policies.view import Choice, ClusterView
@@ -29,6 +29,15 @@ class Policy(Protocol):
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """Choose a replica for `view.request`, one of `view.replicas`. `rng` breaks ties."""
         ...
+
+
+TTFT_WEIGHT: Final = 3.0
+"""By how much more a second before the first token counts than one of decoding, where a policy does not say it."""
+
+
+def ttft_value(policy: Policy) -> float:
+    """Return v: what a second before the first token counts, by the policy's own `ttft_value` if it has one."""
+    return float(getattr(policy, "ttft_value", 1.0 + TTFT_WEIGHT))
 
 
 class Watching(ABC):

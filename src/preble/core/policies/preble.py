@@ -67,6 +67,7 @@ from random import Random
 from typing import Final, overload
 
 from preble.core.cluster.links import PrefixCopy
+from preble.core.policies.policy import TTFT_WEIGHT
 from preble.core.policies.splitting import Splits
 from preble.core.policies.transfers import TransferOptions
 from preble.core.policies.view import Choice, ClusterView
@@ -99,26 +100,26 @@ class Preble:
     1 / (1 - utilisation), here for a replica that is busy for three quarters of the time.
     """
 
-    def __init__(self, name: str = "preble", *, ttft_weight: float = 3.0, crowding: float = 4.0) -> None:
+    def __init__(self, name: str = "preble", *, ttft_weight: float = TTFT_WEIGHT, crowding: float = 4.0) -> None:
         self.name = name
-        self._ttft_value = 1.0 + ttft_weight
+        self.ttft_value = 1.0 + ttft_weight
         self._crowding = crowding
 
     def choose(self, view: ClusterView, rng: Random) -> Choice:
         """Return the replica where the request adds the least delay."""
         if view.has_copies:
             return self._choose_with_copies(view, rng)
-        delays = _Delays(view, self._ttft_value, self._crowding)
+        delays = _Delays(view, self.ttft_value, self._crowding)
         i = delays.least(view, rng)
         return Choice(view.replicas[i], _reason(view, delays.matched[i], delays.most_matched), delays)
 
     def _choose_with_copies(self, view: ClusterView, rng: Random) -> Choice:
         transfers = TransferOptions(view)
-        delays = _DelaysWithCopies(view, transfers, self._ttft_value, self._crowding)
+        delays = _DelaysWithCopies(view, transfers, self.ttft_value, self._crowding)
         i = delays.least(view, rng)
         copy = delays.copies[i]
         if transfers.splitting:
-            splits = Splits(view, transfers, delays.computed(), self._ttft_value)
+            splits = Splits(view, transfers, delays.computed(), self.ttft_value)
             split = splits.best(i, delays[i].cost_s)
             delays.split_s = splits.comparable_s
             if split is not None:

@@ -44,7 +44,7 @@ class PeerPlaced(Struct, frozen=True):
 
     `matched_tokens`: leading prompt tokens that the gateway expects to be cached there, None where it does not say.
     `prompt`: None where only the length is known; then the request counts as load, and for no prefix. `namespace`: see
-    `Request`.
+    `Request`. `source`: the replica that computes the prompt for it; None where it does so itself.
     """
 
     replica_id: ReplicaId
@@ -52,6 +52,7 @@ class PeerPlaced(Struct, frozen=True):
     matched_tokens: int | None = None
     prompt: PackedTokens | None = None
     namespace: str = ""
+    source: ReplicaId | None = None
 
 
 class PeerReported(Struct, frozen=True):
@@ -62,7 +63,7 @@ class PeerReported(Struct, frozen=True):
 
     peer: PeerId
     request_id: RequestId
-    fact: PeerPlaced | FirstToken | Ended
+    fact: PeerPlaced | Transferred | TransferFailed | FirstToken | Ended
 
 
 class PeerHeld(Struct, frozen=True):

@@ -87,7 +87,9 @@ class Transferred(Fact, frozen=True, tag="transferred"):
 
 
 class TransferFailed(Fact, frozen=True, tag="transfer_failed"):
-    """What another replica was to send does not arrive: the replica computes it too."""
+    """What another replica was to send does not arrive: the replica computes it too. `failed`: whom that blames."""
+
+    failed: ReplicaId | None = None
 
 
 class Progress(Fact, frozen=True, tag="progress"):
@@ -108,11 +110,12 @@ class Lost(Fact, frozen=True, tag="lost"):
     """Its replica has left the rotation, or begins no answer. The answer may still come. `reason`: None at shutdown.
 
     `silent_since`: since when the replica's machine is silent; None if it still answers or refuses: connections to it
-    then break by themselves.
+    then break by themselves. `of_source`: it is the one that computes the prompt for the placement's replica.
     """
 
     reason: str | None = None
     silent_since: float | None = None
+    of_source: bool = False
 
 
 class Alive(Fact, frozen=True, tag="alive"):
@@ -141,5 +144,5 @@ class Ended(Fact, frozen=True, tag="ended"):
 FIRST_TOKEN = FirstToken()
 TRANSFERRED = Transferred()
 TRANSFER_FAILED = TransferFailed()
-Report = FirstToken | Progress | Moved | Alive | Ended
+Report = Transferred | TransferFailed | FirstToken | Progress | Moved | Alive | Ended
 """What a carrier reports."""

@@ -94,7 +94,7 @@ class Uploads:
     async def _place(self, client: PageClient, parsed: ParsedRequest, upload: Upload) -> None:
         headers = self._passed.of(parsed)
         await self._serving.replica_wait.over()
-        placing = Placing(self._serving, await self._serving.tokenize(parsed), parsed)
+        placing = Placing(self._serving, await self._serving.tokenize(parsed, in_pairs=False), parsed)
         placed = await placing.place()
         while True:
             try:
@@ -108,6 +108,7 @@ class Uploads:
     async def _carry(
         self, client: PageClient, placed: Placed, endpoint: Endpoint, headers: Mapping[str, str], upload: Upload
     ) -> None:
+        placed.asked_alone()
         try:
             async with placed.engine.http.forward("POST", endpoint.path, headers, upload) as response:
                 await pass_on(client, response, placed.placement)

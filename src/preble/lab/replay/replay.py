@@ -171,12 +171,12 @@ def report(
     """Report a logged fact. Raises: UnknownRequest."""
     if isinstance(fact, Moved):
         scheduler.move(request_id, fact.replica_id, now)
+    elif peer:
+        scheduler.assume(PeerReported(peer, request_id, fact), now)
     elif isinstance(fact, Transferred):
         scheduler.on_transferred(request_id, now)
     elif isinstance(fact, TransferFailed):
         scheduler.on_transfer_failed(request_id, now)
-    elif peer:
-        scheduler.assume(PeerReported(peer, request_id, fact), now)
     elif isinstance(fact, FirstToken):
         scheduler.on_first_token(request_id, now)
     else:

@@ -115,7 +115,7 @@ class PlacingByLoad:
         engine = self.replicas[replica_id].engine
         orphans = self._scheduler.remove_replica(replica_id, asyncio.get_running_loop().time())
         try:
-            self._placements.lose(orphans, Lost("it has left"))
+            self._placements.lose(replica_id, orphans, Lost("it has left"))
         finally:
             self.replicas.remove(replica_id)
             self._placements.ejection.remove(replica_id)

@@ -12,7 +12,7 @@ from math import inf
 from preble.background import Backoff
 from preble.core.cluster.replicas import NO_DECODE, NO_PREFILL, longest_prompt
 from preble.core.types import TOKEN_BYTES, BlocksStored, PackedTokens, ReplicaId, Request, Role, namespace_of
-from preble.core.types.life import Ended, Fact
+from preble.core.types.life import Ended, Fact, TransferFailed
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.errors import NoReplicaError, UnknownModel
 from preble.serving.parity.report import ParityReport
@@ -92,7 +92,8 @@ class ModelReplicas:
     `label`: the name in metrics: the one that the client gave, else the first one that is served.
     `engine`: the program that most of them run, "" if there is none. `takes_ids`: each of them answers token ids
     as it answers their text, which is not known of adapters. `longest_prompt`: in tokens, that one of them takes,
-    `shortest_prompt`: that all of them take; infinity where it is not known.
+    `shortest_prompt`: that all of them take; infinity where it is not known. `only_in_pairs`: those that answer nothing
+    alone; `answers_alone`: whether another one does.
     """
 
     def __init__(self, model: str | None, replicas: Mapping[ReplicaId, LiveReplica], others: frozenset[ReplicaId]):
@@ -106,6 +107,9 @@ class ModelReplicas:
         self.base_model = base_models.pop() if len(base_models) == 1 else ""
         engines = Counter(info.engine for info in infos)
         self.engine = max(engines, key=lambda name: (engines[name], name), default="")
+        decoding = [one for one in those if one.info.spec.role is Role.DECODE and not one.engine.answers_alone]
+        self.only_in_pairs = frozenset(one.engine.replica_id for one in decoding)
+        self.answers_alone = any(one not in decoding and one.info.spec.role is not Role.PREFILL for one in those)
         self._is_adapter = any(model in info.adapters for info in infos)
         self.takes_ids = bool(those) and not self._is_adapter and all(replica.takes_ids for replica in those)
         self.longest_prompt, self.shortest_prompt = max(lengths, default=inf), min(lengths, default=inf)
@@ -141,7 +145,10 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
 
     def on(self, placed: LocalPlaced, fact: Fact, now: float) -> None:
         """Have a replica checked that has failed a request, or does not know its model (404): another may run there."""
-        if isinstance(fact, Ended) and (fact.status == _NOT_FOUND or fact.outcome.blames_replica):
+        if isinstance(fact, TransferFailed):
+            if fact.failed is not None:
+                self.suspect(fact.failed)
+        elif isinstance(fact, Ended) and (fact.status == _NOT_FOUND or fact.outcome.blames_replica):
             self.suspect(placed.blamed)
 
     def add(self, replica: LiveReplica) -> None:
@@ -213,8 +220,9 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
         """
         if rank is None or not rank.isdigit():
             return frozenset()
-        others = frozenset(r for r, replica in self.items() if replica.engine.rank not in (None, int(rank[:6])))
-        return others if len(others) < len(self) else frozenset()
+        those = [replica.engine for replica in self.values() if replica.info.spec.role is not Role.PREFILL]
+        others = frozenset(one.replica_id for one in those if one.rank not in (None, int(rank[:6])))
+        return others if len(others) < len(those) else frozenset()
 
     def models(self) -> dict[str, LiveReplica]:
         """Return every model served now, each with a replica that serves it."""

@@ -81,7 +81,7 @@ class Rotation:
         """
         orphans = self.scheduler.remove_replica(replica_id, self._loop.time())
         try:
-            self._placements.lose(orphans, Lost(reason, silent_since))
+            self._placements.lose(replica_id, orphans, Lost(reason, silent_since))
         finally:
             self.replicas.remove(replica_id)
             self._ejection.remove(replica_id)

@@ -21,7 +21,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, GCCollecto
 from preble.config import MetricsConfig, RequestLogConfig
 from preble.core.placing.snapshot import SchedulerState
 from preble.core.placing.timing_samples import MIN_OUTPUT_TOKENS
-from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId
+from preble.core.types import Placement, PrefixReplication, Reason, ReplicaId, TransferKind
 from preble.core.types.life import Ended, Fact, FirstToken, Moved, Outcome, Started, TransferFailed, Transferred
 from preble.logs import LogLosses
 from preble.rules.callers import Caller
@@ -170,7 +170,8 @@ class Telemetry:
                 self._target(placed.terms, model, "ttft", "kept" if ttft_s <= ttft_target_s else "broken")
         elif isinstance(fact, Transferred | TransferFailed):
             transfer = placed.placement.transfer
-            assert transfer is not None
+            if transfer is None or transfer.kind is not TransferKind.COPY:
+                return
             outcome = "failed"
             if isinstance(fact, Transferred):
                 outcome = "overtaken" if fact.overtaken else "ok"

@@ -8,8 +8,10 @@ import pytest
 
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.policies.preble import Preble
 from preble.core.policies.registry import policy_names
 from preble.core.types import (
+    PeerId,
     Placement,
     ReplicaId,
     ReplicaSpec,
@@ -19,7 +21,17 @@ from preble.core.types import (
     TransferKind,
     pack_tokens,
 )
-from preble.core.types.life import Started
+from preble.core.types.events import PeerPlaced, PeerReported
+from preble.core.types.life import (
+    FIRST_TOKEN,
+    TRANSFER_FAILED,
+    TRANSFERRED,
+    Ended,
+    FirstToken,
+    Started,
+    TransferFailed,
+    Transferred,
+)
 from preble.decisions.explain import explain
 from preble.decisions.recent import PlacedAt, RecentDecisions
 from preble.errors import NoReplicaError
@@ -31,6 +43,7 @@ PROFILE = replace(NO_LINK, kv_bytes_per_token=10, link_bytes_per_s=100_000.0, li
 DOC, OTHER = run_of(3, 1000), run_of(4, 1000)
 P1, P2, D1, D2 = A, B, C, D
 E = ReplicaId("e")
+PeerFact = Transferred | TransferFailed | FirstToken | Ended
 
 
 def fleet(policy: str = "preble", *, profile: CostProfile = PROFILE, **roles: Role) -> GlobalScheduler:
@@ -137,6 +150,51 @@ def test_what_is_matched_is_what_the_source_has_cached_and_an_explanation_names_
     text = " ".join(explain(decision).split())
     assert f"{source_of(placement)} computes the prompt and sends 990 tokens there" in text
     assert "990 are cached at best" in text
+
+
+def test_what_a_second_before_the_first_token_counts_is_the_policys() -> None:
+    costs = []
+    for weight in (3.0, 9.0):
+        made = GlobalScheduler(Preble(ttft_weight=weight), CostModel(PROFILE))
+        for name, role in ((P1, Role.PREFILL), (D1, Role.DECODE)):
+            made.add_replica(ReplicaSpec(name, 100_000, block_size=10, transfer_group="g", role=role), 0.0)
+        [candidate] = ask(made, "q", DOC).candidates
+        costs.append(candidate.cost_s)
+    assert costs[1] == pytest.approx(costs[0] * 10.0 / 4.0), "nobody else waits"
+
+
+def test_of_equal_targets_none_is_said_to_be_drawn_by_lot() -> None:
+    made = fleet()
+    recent = RecentDecisions("preble", 10)
+    recent.on(PlacedAt(ask(made, "q", DOC), 0.0), Started(), 0.0)
+    text = " ".join(explain(recent.of_request("q")[0]).split())
+    assert "is one of 2, with fewest requests in flight, where" in text
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("over", [TRANSFERRED, TRANSFER_FAILED, FIRST_TOKEN, Ended(output_tokens=3)])
+def test_a_pair_that_another_gateway_has_made_counts_on_both(is_known: bool, over: PeerFact) -> None:
+    made, peer, theirs = fleet(), PeerId("east"), RequestId("theirs")
+    prompt = pack_tokens(DOC) if is_known else None
+    assert made.assume(PeerReported(peer, theirs, PeerPlaced(D1, 1000, 0, prompt, source=P1)), 0.0)
+    made.check()
+    rows = made.snapshot().replicas
+    assert (rows[P1].waiting_prefill_tokens, rows[D1].waiting_prefill_tokens) == (1000, 0)
+    assert source_of(ask(made, "ours", OTHER)) == P2
+    assert made.assume(PeerReported(peer, theirs, over), 0.1)
+    made.check()
+    assert made.snapshot().replicas[P1].waiting_prefill_tokens == 0
+    made.forget_peer(peer, 0.2)
+    made.check()
+
+
+@pytest.mark.parametrize("source", [E, D1])
+def test_a_pair_of_another_gateway_whose_source_is_unknown_here_counts_on_its_target(source: ReplicaId) -> None:
+    made = fleet()
+    fact = PeerPlaced(D1, 1000, 0, pack_tokens(DOC), source=source)
+    assert made.assume(PeerReported(PeerId("east"), RequestId("theirs"), fact), 0.0)
+    made.check()
+    assert made.snapshot().replicas[D1].num_requests == 1
 
 
 def test_without_a_link_in_the_profile_pairs_are_made_all_the_same() -> None:

@@ -1,0 +1,53 @@
+"""A pair that one gateway makes is known to the others on both replicas."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import PeerId, ReplicaId, ReplicaSpec, Request, RequestId, Role, pack_tokens
+from preble.peers.member import GroupMember
+from preble.peers.packets import Message, decode, encode
+from support.by_hand import scheduler_of
+
+P, D, Q = ReplicaId("p"), ReplicaId("d"), RequestId("q")
+
+
+def test_the_prompt_of_a_pair_waits_at_its_source_for_peers_too_until_it_is_sent() -> None:
+    members: dict[PeerId, GroupMember] = {}
+    wire: list[tuple[PeerId, Message]] = []
+
+    def deliver() -> None:
+        while wire:
+            sender, message = wire.pop(0)
+            [message] = decode(encode(sender, 1, (message,))).messages
+            for member in members.values():
+                member.receive(sender, message, 0.0)
+
+    schedulers: list[GlobalScheduler] = []
+    for me in (PeerId("east"), PeerId("west")):
+        scheduler = scheduler_of("preble")
+        for replica, role in ((P, Role.PREFILL), (D, Role.DECODE)):
+            scheduler.add_replica(ReplicaSpec(replica, 100_000, transfer_group="g", role=role), 0.0)
+
+        def send(sender: PeerId, message: Message) -> None:
+            wire.append((sender, message))
+
+        members[me] = GroupMember(me, scheduler, partial(send, me))
+        scheduler.listen(members[me])
+        schedulers.append(scheduler)
+    for member in members.values():
+        member.tick(0.0)
+    deliver()
+    east, west = schedulers
+    east.place(Request(Q, pack_tokens(range(400))), 0.0)
+    deliver()
+    rows = west.snapshot().replicas
+    assert (rows[P].waiting_prefill_tokens, rows[D].waiting_prefill_tokens, rows[D].num_requests) == (400, 0, 1)
+    east.on_transferred(Q, 0.1)
+    deliver()
+    assert west.snapshot().replicas[P].waiting_prefill_tokens == 0
+    east.on_finish(Q, 3, 0.2)
+    deliver()
+    west.check()
+    assert west.snapshot().num_assumed == 0
