@@ -14,7 +14,7 @@ import grpc
 from hyperframe.frame import SettingsFrame, WindowUpdateFrame
 
 from picker.hostile_peer import PREFACE, data, message, opened
-from preble.picker.calls import MOST_HELD_BYTES, Call, CallServer, Refusal
+from preble.picker.calls import MOST_HELD_BYTES, CallServer, PickerCall, Refusal
 from preble.picker.handshakes import MOST_HANDSHAKES
 from preble.web.server.listening import listen
 from support.waiting import eventually
@@ -29,12 +29,12 @@ WIDE_OPEN = (
 )
 
 
-async def echo(call: Call) -> None:
+async def echo(call: PickerCall) -> None:
     while (said := await call.read()) is not None:
         await call.write(said)
 
 
-async def talk(call: Call) -> None:
+async def talk(call: PickerCall) -> None:
     while True:
         await call.write(LONG)
 

@@ -14,7 +14,7 @@ from preble.picker.calls import CallError, Method, Refusal
 
 
 class Call:
-    """As `preble.picker.calls.Call`."""
+    """As `preble.picker.calls.PickerCall`."""
 
     def __init__(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         self._context = context

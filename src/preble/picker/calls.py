@@ -21,7 +21,7 @@ import structlog
 from h2.errors import ErrorCodes
 
 from preble.picker.handshakes import Handshakes
-from preble.picker.http2 import Connection, ProtocolError, Status, Stream
+from preble.picker.http2 import Connection, Http2Stream, ProtocolError, Status
 
 MOST_CONNECTIONS = 512
 """Beyond them the connection that has been open for longest without a stream makes room."""
@@ -63,10 +63,10 @@ class CallError(Exception):
         self.status = status
 
 
-class Call:
+class PickerCall:
     """One call, as its method sees it."""
 
-    def __init__(self, peer: _GatewayConnection, stream: Stream) -> None:
+    def __init__(self, peer: _GatewayConnection, stream: Http2Stream) -> None:
         self._peer = peer
         self._stream = stream
         self._waiter: asyncio.Future[None] | None = None
@@ -106,7 +106,7 @@ class Call:
             self._waiter.set_result(None)
 
 
-Method = Callable[[Call], Awaitable[None]]
+Method = Callable[[PickerCall], Awaitable[None]]
 
 
 class _GatewayConnection(asyncio.Protocol):
@@ -118,7 +118,7 @@ class _GatewayConnection(asyncio.Protocol):
         self._input = b""
         self._reads = True
         self._end: asyncio.TimerHandle | None = None
-        self._calls: dict[asyncio.Task[None], Call] = {}
+        self._calls: dict[asyncio.Task[None], PickerCall] = {}
         self.is_full = False
         self.counted = 0
 
@@ -217,8 +217,8 @@ class _GatewayConnection(asyncio.Protocol):
     def calls(self) -> frozenset[asyncio.Task[None]]:
         return frozenset(self._calls)
 
-    def _begun(self, stream: Stream) -> None:
-        call = Call(self, stream)
+    def _begun(self, stream: Http2Stream) -> None:
+        call = PickerCall(self, stream)
         call.task = task = self._loop.create_task(self._run(call, stream))
         self._calls[task] = call
         task.add_done_callback(self._over)
@@ -226,7 +226,7 @@ class _GatewayConnection(asyncio.Protocol):
     def _over(self, task: asyncio.Task[None]) -> None:
         self._calls.pop(task).task = None
 
-    async def _run(self, call: Call, stream: Stream) -> None:
+    async def _run(self, call: PickerCall, stream: Http2Stream) -> None:
         status, text = Status.OK, ""
         try:
             method = self._server.methods.get(stream.path)

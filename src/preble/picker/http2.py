@@ -115,7 +115,7 @@ def _nothing() -> None:
     pass
 
 
-class Stream:
+class Http2Stream:
     """One call. `path`: its method. `is_over`: no further message comes. `is_reset`: nothing more is to be sent.
 
     `changed`: called after a message, the end or a reset has come, and after output that had to wait has gone.
@@ -219,8 +219,8 @@ class Connection:
     costs little. `wake`: called when there is output.
     """
 
-    def __init__(self, begun: Callable[[Stream], None], wake: Callable[[], None]) -> None:
-        self.streams: dict[int, Stream] = {}
+    def __init__(self, begun: Callable[[Http2Stream], None], wake: Callable[[], None]) -> None:
+        self.streams: dict[int, Http2Stream] = {}
         self._begun = begun
         self._wake = wake
         self._is_greeted = False
@@ -233,11 +233,11 @@ class Connection:
         self._silent = 0
         self._owed = 0
         self._granted = 0
-        self._asking: dict[Stream, None] = {}
+        self._asking: dict[Http2Stream, None] = {}
         """Streams whose long message waits for a grant, in their order."""
-        self._changed: dict[Stream, None] = {}
+        self._changed: dict[Http2Stream, None] = {}
         """Streams with something to put out."""
-        self._blocked: dict[Stream, None] = {}
+        self._blocked: dict[Http2Stream, None] = {}
         """Streams whose peer has no room."""
         self._room = 0
         self._ticks = self._used_at = 0
@@ -272,7 +272,7 @@ class Connection:
         output, self._output = b"".join((*self._output, self._h2.data_to_send())), []
         return output
 
-    def send(self, stream: Stream, data: bytes) -> None:
+    def send(self, stream: Http2Stream, data: bytes) -> None:
         """Send data of a stream behind what waits there, and its end behind all."""
         if self.streams.get(stream.id) is not stream or stream.is_reset:
             return
@@ -280,7 +280,7 @@ class Connection:
         self._pending += len(data)
         self._later(stream)
 
-    def read(self, stream: Stream, size: int) -> None:
+    def read(self, stream: Http2Stream, size: int) -> None:
         """`size` bytes of a stream have been read."""
         if self.streams.get(stream.id) is not stream:
             return
@@ -320,12 +320,12 @@ class Connection:
         self._begun, self._wake = _ignored, _nothing
         return output
 
-    def drop_pending(self, stream: Stream) -> None:
+    def drop_pending(self, stream: Http2Stream) -> None:
         """Do not send what waits for room."""
         self._pending -= len(stream._pending)
         stream._pending.clear()
 
-    def _later(self, stream: Stream) -> None:
+    def _later(self, stream: Http2Stream) -> None:
         self._changed[stream] = None
         self._wake()
 
@@ -337,7 +337,7 @@ class Connection:
             if self.streams.get(stream.id) is stream:
                 self._put_out_stream(stream)
 
-    def _put_out_stream(self, stream: Stream) -> None:
+    def _put_out_stream(self, stream: Http2Stream) -> None:
         if not stream.is_over:
             self._give_room(stream)
         if not stream._has_head and (stream._pending or stream._trailers is not None):
@@ -354,7 +354,7 @@ class Connection:
                 self._h2.reset_stream(stream.id, ErrorCodes.NO_ERROR)
             self._forget(stream)
 
-    def _put_out_data(self, stream: Stream) -> bool:
+    def _put_out_data(self, stream: Http2Stream) -> bool:
         """Send what the peer, and this output, have room for. Return whether that is all."""
         h2, pending = self._h2, stream._pending
         before = len(pending)
@@ -370,7 +370,7 @@ class Connection:
             stream.changed()
         return not pending
 
-    def _give_room(self, stream: Stream) -> None:
+    def _give_room(self, stream: Http2Stream) -> None:
         """Let the peer send more, as much as was read, and the rest of a long message."""
         more = 0
         if stream._owed >= _LEAST_UPDATE_BYTES:
@@ -389,14 +389,14 @@ class Connection:
         if more:
             self._h2.increment_flow_control_window(more, stream.id)
 
-    def _ask_next(self, stream: Stream) -> None:
+    def _ask_next(self, stream: Http2Stream) -> None:
         """`stream` asks no more: consider the next one."""
         self._asking.pop(stream, None)
         for following in self._asking:
             self._changed[following] = None
             return
 
-    def _take_back(self, stream: Stream) -> None:
+    def _take_back(self, stream: Http2Stream) -> None:
         """Take back the grant of a stream: the message for which a stream had or wanted a grant has come, or never
         comes: let others have theirs.
         """
@@ -483,7 +483,7 @@ class Connection:
                 self._h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return
         path = next((bytes(value) for name, value in event.headers or () if name == b":path"), b"")
-        self.streams[stream_id] = Stream(self, stream_id, path.decode("latin-1"), self._ticks)
+        self.streams[stream_id] = Http2Stream(self, stream_id, path.decode("latin-1"), self._ticks)
 
     def _on_end(self, event: StreamEnded) -> None:
         if (stream := self.streams.get(event.stream_id)) is not None:
@@ -491,7 +491,7 @@ class Connection:
             self._take_back(stream)
             self._tell(stream)
 
-    def _tell(self, stream: Stream) -> None:
+    def _tell(self, stream: Http2Stream) -> None:
         if not stream._is_begun:
             stream._is_begun = True
             self._begun(stream)
@@ -522,13 +522,13 @@ class Connection:
 
     # a stream's end
 
-    def _reset(self, stream: Stream) -> None:
+    def _reset(self, stream: Http2Stream) -> None:
         stream.is_reset = stream.is_over = True
         changed = stream.changed
         self._forget(stream)
         changed()
 
-    def _forget(self, stream: Stream) -> None:
+    def _forget(self, stream: Http2Stream) -> None:
         self._take_back(stream)
         self._unread -= stream._unread
         self._pending -= len(stream._pending)
@@ -537,7 +537,7 @@ class Connection:
         stream.changed = _nothing  # no cycle of the stream and its call is left
 
 
-def _ignored(stream: Stream) -> None:
+def _ignored(stream: Http2Stream) -> None:
     pass
 
 

@@ -13,7 +13,7 @@ from preble import background
 from preble.errors import BodyTooSlow
 from preble.gateway.server import Gateway
 from preble.picker import ext_proc
-from preble.picker.calls import Call, CallError, CallServer
+from preble.picker.calls import CallError, CallServer, PickerCall
 from preble.picker.endpoints import require_address
 from preble.picker.envoy import SERVICE
 from preble.picker.handshakes import tls_settings
@@ -65,14 +65,14 @@ class Picker:
         """Whether gateways may ask."""
         return self.waits_for() is None and not self._gateway.is_draining
 
-    async def check_health(self, call: Call) -> None:
+    async def check_health(self, call: PickerCall) -> None:
         """Answer `grpc.health.v1.Health/Check`, by which gateways and Kubernetes ask."""
         health = _health(name := _name_in(await call.read()), is_ready=self.is_ready)
         if health == _SERVICE_UNKNOWN:
             raise CallError(Status.NOT_FOUND, f"there is no service {name[:100]!r}")
         await call.write(health)
 
-    async def watch_health(self, call: Call) -> None:
+    async def watch_health(self, call: PickerCall) -> None:
         """Answer `grpc.health.v1.Health/Watch`: the health now, and whenever it changes, until the picker ends."""
         if call.num_alike >= MOST_WATCHES:
             raise CallError(Status.RESOURCE_EXHAUSTED, f"a connection may watch {MOST_WATCHES} times at once")
@@ -101,7 +101,7 @@ class Picker:
         self._news.set()
         self._news = asyncio.Event()
 
-    async def process(self, call: Call) -> None:
+    async def process(self, call: PickerCall) -> None:
         """Serve one stream: one request and its answer."""
         body_s = self._gateway.config.timeouts.body_s
         timeout = asyncio.timeout(body_s)
@@ -112,7 +112,7 @@ class Picker:
             except TimeoutError:
                 await call.write(exchange.timed_out(BodyTooSlow(f"the body did not arrive within {body_s:g} s")))
 
-    async def _exchange(self, exchange: PickedRequest, call: Call) -> None:
+    async def _exchange(self, exchange: PickedRequest, call: PickerCall) -> None:
         while (encoded := await call.read()) is not None:
             if exchange.has_ended:
                 continue  # the gateway ends the stream; what it has sent meanwhile means nothing

@@ -19,9 +19,9 @@ from preble.picker.http2 import (
     MOST_STREAMS,
     UNUSED_TICKS,
     Connection,
+    Http2Stream,
     ProtocolError,
     Status,
-    Stream,
 )
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -57,7 +57,7 @@ class Peer:
     """A client's side by hand. `streams`: those that the connection has opened."""
 
     def __init__(self, greets: bool = True) -> None:
-        self.streams: list[Stream] = []
+        self.streams: list[Http2Stream] = []
         self.connection = Connection(self.streams.append, lambda: None)
         self.encoder = Encoder()
         self.decoder = Decoder()
@@ -69,7 +69,7 @@ class Peer:
         pairs = [(":method", "POST"), (":path", PATH), (":scheme", "http"), (":authority", "a"), ("te", "trailers")]
         return bytes(self.encoder.encode(pairs))
 
-    def open(self, stream_id: int = 1) -> Stream:
+    def open(self, stream_id: int = 1) -> Http2Stream:
         self.connection.receive(frame(HEADERS, END_HEADERS, stream_id, self.headers()))
         return self.connection.streams[stream_id]
 

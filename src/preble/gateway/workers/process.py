@@ -85,8 +85,8 @@ class Stop(Struct):
     within_s: float | None = None
 
 
-class Beat(Struct):
-    """An order: say that you are `BeatReply`."""
+class Ping(Struct):
+    """An order: say that you are `PingReply`."""
 
 
 class Ready(Struct):
@@ -105,12 +105,12 @@ class Reconfigured(Struct):
     error: str | None
 
 
-class BeatReply(Struct):
-    """The answer to `Beat`."""
+class PingReply(Struct):
+    """The answer to `Ping`."""
 
 
-Order = Settings | Cover | Drain | Stop | Beat
-Reply = Ready | Failed | Reconfigured | BeatReply
+Order = Settings | Cover | Drain | Stop | Ping
+Reply = Ready | Failed | Reconfigured | PingReply
 
 
 def run_process(start: Start, control: Connection) -> None:
@@ -169,8 +169,8 @@ class _Orders:
         match order:
             case Settings():
                 self._control.send(Reconfigured(self._refusal(order)))
-            case Beat():
-                self._control.send(BeatReply())
+            case Ping():
+                self._control.send(PingReply())
             case Cover(numbers):
                 self.cover(numbers)
             case Drain(leaves):

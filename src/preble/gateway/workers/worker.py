@@ -18,11 +18,11 @@ from preble.background import Backoff
 from preble.errors import ConfigError
 from preble.gateway import signals
 from preble.gateway.workers.process import (
-    Beat,
-    BeatReply,
     Drain,
     Failed,
     Order,
+    Ping,
+    PingReply,
     Ready,
     Reconfigured,
     Reply,
@@ -140,7 +140,7 @@ class WorkerProcess:
                 self._error = error
             case Reconfigured():
                 self._answered(reply)
-            case BeatReply():
+            case PingReply():
                 self._lives()
 
     async def _beat(self) -> None:
@@ -150,7 +150,7 @@ class WorkerProcess:
             if not self._ready.is_set() or self._process is None:
                 continue
             if self._num_unanswered == 0:
-                self.order(Beat())
+                self.order(Ping())
             self._num_unanswered += 1
             if self._num_unanswered == SILENT_BEATS + 1:
                 structlog.get_logger().warning("process_silent", name=self.name, seconds=SILENT_BEATS * BEAT_S)

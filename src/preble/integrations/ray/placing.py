@@ -20,7 +20,7 @@ from preble.config import GatewayConfig
 from preble.core.types import ReplicaId
 from preble.core.types.life import Alive, Ended, FirstToken, Moved, Progress, Report
 from preble.integrations.ray.hub import HubBus, logger
-from preble.integrations.ray.prompts import Asked, asked_of
+from preble.integrations.ray.prompts import EndpointRequest, asked_of
 from preble.integrations.ray.replica import Advert, advert_of, member_of, running, url_of
 from preble.integrations.ray.reports import decode_reports
 from preble.reservations import LONGEST_LEASE_S, Reservation, ReservationHeld, Reservations, UnknownReservation
@@ -166,7 +166,7 @@ class Placer:
                 logger.warning("Preble could not place a request (%d so far): %s", self.num_unplaced, reason)
             return None
 
-    async def _place(self, request_id: str, asked: Asked, attempt: asyncio.Future[Any]) -> str:
+    async def _place(self, request_id: str, asked: EndpointRequest, attempt: asyncio.Future[Any]) -> str:
         request = self._requests.get(request_id)
         if request is None:
             reserving = asyncio.create_task(self._reserve(request_id, asked, LONGEST_LEASE_S))
@@ -175,7 +175,7 @@ class Placer:
             attempt.add_done_callback(partial(self._attempted, request_id, request))
         return _id_of(await asyncio.shield(request.reserving))
 
-    async def _reserve(self, request_id: str, asked: Asked, lease_s: float) -> Reservation:
+    async def _reserve(self, request_id: str, asked: EndpointRequest, lease_s: float) -> Reservation:
         self.start()
         assert self._starting is not None
         await asyncio.shield(self._starting)
@@ -186,7 +186,7 @@ class Placer:
         reservation.forget_prompt()
         return reservation
 
-    async def _reserve_direct(self, request_id: str, asked: Asked) -> Reservation:
+    async def _reserve_direct(self, request_id: str, asked: EndpointRequest) -> Reservation:
         """Raises: ReservationHeld: a client gives its requests one id; Ray places this one, and its end is no end."""
         held = self._held(request_id)
         if held is not None and held[request_id].loss is not None:

@@ -15,14 +15,14 @@ _FIELDS = (*_IDS, "prompt", "messages")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EndpointRequest:
     """A request as OpenAI's API has it: `body` in JSON, for `endpoint`."""
 
     endpoint: Endpoint
     body: bytes
 
 
-def asked_of(arguments: Iterable[Any], multiplexed_model: str = "") -> Asked | None:
+def asked_of(arguments: Iterable[Any], multiplexed_model: str = "") -> EndpointRequest | None:
     """Return what the first argument with a prompt asks for, None if none has one.
 
     Such an argument is a mapping, a Pydantic model or another object with `messages`, `prompt` (text or token ids) or
@@ -46,15 +46,15 @@ def _fields_of(argument: Any) -> Mapping[str, Any]:
     return getattr(argument, "__dict__", {})
 
 
-def _asked(fields: dict[str, Any], multiplexed_model: str) -> Asked:
+def _asked(fields: dict[str, Any], multiplexed_model: str) -> EndpointRequest:
     fields.pop("model", None)  # a deployment serves one; replicas that load several are told apart by the salt
     if multiplexed_model:
         fields["cache_salt"] = f"{multiplexed_model}/{fields.get('cache_salt', '')}"
     if fields.get("messages"):
-        return Asked(CHAT, msgspec.json.encode(fields))
+        return EndpointRequest(CHAT, msgspec.json.encode(fields))
     ids = next((fields[name] for name in _IDS if fields.get(name)), None)
     if ids is not None:
         fields["prompt"] = ids
     elif isinstance(several := fields["prompt"], list) and isinstance(several[0], (str, list)):
         fields["prompt"] = several[0]  # one replica gets them all
-    return Asked(COMPLETIONS, msgspec.json.encode(fields))
+    return EndpointRequest(COMPLETIONS, msgspec.json.encode(fields))
