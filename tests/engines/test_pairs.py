@@ -14,11 +14,12 @@ import pytest
 from engines.test_http import ANSWER, BEGUN, FOREVER, HEAD, Peer, Script, Server, serving
 from preble.core.types import ReplicaId
 from preble.core.types.life import TRANSFERRED
-from preble.engines import pairs
+from preble.engines import pairs, sglang_pairs
 from preble.engines.adapter import Engine
 from preble.engines.http import HttpClient
-from preble.engines.pairs import PairedEngine, PairedLegs
+from preble.engines.pairs import PairedEngine
 from preble.engines.sglang import SglangEngine
+from preble.engines.sglang_pairs import PairedLegs
 from preble.engines.vllm import VllmEngine
 from preble.engines.vllm_pairs import VllmPair
 from preble.errors import EngineError, EngineFailed, EngineGone, EngineRefused
@@ -279,8 +280,8 @@ async def test_a_client_that_leaves_ends_both() -> None:
 
 
 async def test_a_source_that_hangs_is_given_up_long_before_sglang_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pairs.PREFILL_S < 300
-    monkeypatch.setattr(pairs, "PREFILL_S", 1.0)  # ships 120 s
+    assert sglang_pairs.PREFILL_S < 300
+    monkeypatch.setattr(sglang_pairs, "PREFILL_S", 1.0)  # ships 120 s
     async with both(silent(), silent()) as it:
         heard = await it.over()
         assert isinstance(heard.error, EngineFailed) and it.pair.failed_leg == "p"
@@ -291,7 +292,7 @@ async def test_a_source_that_hangs_is_given_up_long_before_sglang_does(monkeypat
 async def test_a_source_that_has_done_its_part_is_not_late_however_long_the_answer_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pairs, "PREFILL_S", 0.2)  # ships 120 s
+    monkeypatch.setattr(sglang_pairs, "PREFILL_S", 0.2)  # ships 120 s
     release = asyncio.Event()
 
     async def slow(peer: Peer, _: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from engines.test_http import ANSWER, Peer, client_of, serving
 from preble.engines.reporting import RankEngine
-from preble.engines.sglang import SglangEngine, with_adapter
+from preble.engines.sglang import SglangEngine
+from preble.engines.sglang_bodies import with_adapter
 
 
 async def answers(peer: Peer, _: int) -> None:

@@ -19,7 +19,7 @@ from preble.core.types import Role, TransferKind
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.roles import RolePages
 from preble.emulator.web import EmulatorRequest
-from preble.engines import pairs
+from preble.engines import sglang_pairs
 from preble.gateway.server import Gateway
 from preble.prompts.endpoints import COMPLETIONS
 from preble.serving.parity.report import ParityOutcome
@@ -290,7 +290,7 @@ async def test_a_client_that_leaves_leaves_nothing_in_flight(stream: bool) -> No
 
 
 async def test_a_pair_that_hangs_is_begun_anew_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pairs, "PREFILL_S", 0.3)  # ships 120 s
+    monkeypatch.setattr(sglang_pairs, "PREFILL_S", 0.3)  # ships 120 s
     async with fleet("prefill", "decode", speed=1.0) as it:  # the one that decodes looks for the other for 14 s
         source = it.gateway.serving.replicas[it.of_role("prefill")[0].url].engine  # type: ignore[index]
         source.kv_peer = "127.0.0.1:9"  # nobody listens there: no decode ever asks for its room

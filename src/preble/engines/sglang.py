@@ -8,47 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
-from collections.abc import AsyncIterator, Container, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import uuid4
 
 import msgspec
-from msgspec import Raw
 
 from preble.core.types import ReplicaSpec, Role
-from preble.core.types.life import TRANSFER_FAILED
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, PriorityOrder
 from preble.engines.http import HttpClient
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
-from preble.engines.pairs import PairedEngine, PairedLegs, with_fields
-from preble.engines.reporting import RANK_HEADER, ReportingEngine, bracketed
-from preble.errors import EngineError, EngineRefused, RequestError
+from preble.engines.pairs import with_fields
+from preble.engines.reporting import ReportingEngine, bracketed
+from preble.engines.sglang_bodies import GENERATING_PATHS, asks_for_several, with_adapter, with_request_id
+from preble.engines.sglang_pairs import SglangPair
+from preble.errors import EngineError
 from preble.web.client.pool import Ongoing, Receiver
 
 OWNER = "sglang"
 """What its `/v1/models` says to be owned by."""
 
 ABORT_TIMEOUT_S = 2.0
-_GENERATING = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/invocations"})
-"""Paths whose bodies take the id of a request. SGLang refuses one for a list of texts to embed."""
-
-_PAIRED_PATHS = _GENERATING | {"/v1/responses", "/v1/messages"}
-"""Paths whose answers need a prompt computed. The one that decodes answers the others itself."""
-
 _ROLES = MappingProxyType({"prefill": Role.PREFILL, "decode": Role.DECODE})
-_LOST_SOURCE = (b"Lost connection with prefill", b"Decode handshake failed")
-"""What one that decodes says once the other one does not answer it."""
 """By what SGLang says of its `--disaggregation-mode`; without one it does both."""
 _BOOTSTRAP_PORT = 8998
-_ROOM_BITS = 63
 _PAIRED = b'{"bootstrap_host":'
 """How the body begins that both of a pair get."""
-_OF_STREAMS = frozenset({"stream", "stream_options"})
 _NO_TRANSFER: Mapping[str, str | int] = MappingProxyType(
     {"bootstrap_host": "2.2.2.2", "bootstrap_port": _BOOTSTRAP_PORT, "bootstrap_room": 0}
 )
@@ -186,10 +175,10 @@ class SglangEngine(ReportingEngine):
         So the adapter is named apart.
         """
         request_id = f"preble-{uuid4().hex}"
-        if self.role is not Role.MIXED and path in _GENERATING and not body.startswith(_PAIRED):
+        if self.role is not Role.MIXED and path in GENERATING_PATHS and not body.startswith(_PAIRED):
             body = with_fields(body, _NO_TRANSFER)  # a question of our own
         changed = with_adapter(body, self.adapters)
-        named = with_request_id(changed, request_id) if path in _GENERATING else None
+        named = with_request_id(changed, request_id) if path in GENERATING_PATHS else None
         if named is None:
             return self.http.begin(path, changed, headers, receiver)
         return self.http.begin(path, named, headers, receiver, partial(self._abort_soon, request_id))
@@ -198,7 +187,7 @@ class SglangEngine(ReportingEngine):
         return SglangPair(decode, prefill)
 
     def answers_in_pairs(self, body: bytes) -> bool:
-        return not _asks_for_several(body)
+        return not asks_for_several(body)
 
     def _abort_soon(self, request_id: str) -> None:
         aborting = asyncio.get_running_loop().create_task(self._abort(request_id))
@@ -224,141 +213,3 @@ class SglangEngine(ReportingEngine):
             stream.close()
         self._load_streams.clear()
         await super().close()
-
-
-class _IdFields(msgspec.Struct):
-    """What decides whether one request id fits a body."""
-
-    prompt: Raw = Raw(b'""')
-    n: int | None = None
-    best_of: int | None = None
-    rid: Raw | None = None
-
-
-class _AdapterFields(msgspec.Struct):
-    """What says which adapter a body asks for."""
-
-    model: Any = None
-    lora_path: Raw | None = None
-
-
-def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
-    """Return the same JSON body, with the adapter apart if its model is one of these.
-
-    >>> with_adapter(b'{"model": "sql", "prompt": "x"}', ("sql",))
-    b'{"lora_path":"sql","model": "sql", "prompt": "x"}'
-    """
-    if not adapters:
-        return body
-    try:
-        named = msgspec.json.decode(body, type=_AdapterFields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return body
-    if not isinstance(named.model, str) or named.model not in adapters or named.lora_path is not None:
-        return body
-    return with_fields(body, {"lora_path": named.model})
-
-
-def with_request_id(body: bytes, request_id: str) -> bytes | None:
-    """Return the same JSON body with this `rid`; None where it has one, or asks for several answers: they need several
-    ids.
-
-    >>> with_request_id(b'{"prompt": [1, 2]}', "a"), with_request_id(b'{"prompt": ["x", "y"]}', "a")
-    (b'{"rid":"a","prompt": [1, 2]}', None)
-    """
-    try:
-        shape = msgspec.json.decode(body, type=_IdFields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    if (
-        shape.rid is not None
-        or (shape.n or 1) > 1
-        or (shape.best_of or 1) > 1
-        or _is_list_of_prompts(bytes(shape.prompt))
-    ):
-        return None
-    return None if body.lstrip()[1:].lstrip().startswith(b"}") else with_fields(body, {"rid": request_id})
-
-
-class SglangPair(PairedEngine):
-    """Two SGLang replicas, one with each role. Both get the same request at once, and meet by its room.
-
-    Only the one that decodes streams: in a stream the source's failure would be an event, after a status of 200.
-    """
-
-    def lost_source(self, answer: bytes) -> bool:
-        return any(words in answer for words in _LOST_SOURCE)
-
-    def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
-        """Raises: EngineRefused. RequestError: it asks for several answers, which would end the engine in one room."""
-        if path not in _PAIRED_PATHS:
-            self.tell(TRANSFER_FAILED)
-            return self.decode.begin(path, body, headers, receiver)
-        if _asks_for_several(body):
-            raise RequestError("replicas that prefill for others give one answer to a prompt; leave out `n`", param="n")
-        if self.prefill.kv_peer is None:  # it has another role since it joined, and leaves the rotation
-            self.failed_leg = self.prefill.replica_id
-            raise self.prefill.http.error(EngineRefused, "computes no prompts for others any more")
-        host, _, port = self.prefill.kv_peer.rpartition(":")
-        room = draw_room(self.prefill.num_ranks, self.prefill.rank or 0)
-        both = with_fields(body, {"bootstrap_host": host, "bootstrap_port": int(port), "bootstrap_room": room})
-        legs = PairedLegs(self, receiver)
-        first = _unstreamed(both)
-        of_source = {
-            name: value for name, value in headers.items() if name != RANK_HEADER
-        }  # a client means who decodes
-        legs.begin(partial(self.prefill.begin, path, first, of_source), partial(self.decode.begin, path, both, headers))
-        return legs
-
-
-class _Several(msgspec.Struct):
-    """What decides how many answers a body asks for."""
-
-    n: Any = None
-    best_of: Any = None
-    sampling_params: Any = None
-
-
-def _asks_for_several(body: bytes) -> bool:
-    """Return whether a body asks for more than one answer.
-
-    >>> _asks_for_several(b'{"prompt": "x", "n": 2}'), _asks_for_several(b'{"text": "x", "sampling_params": {"n": 1}}')
-    (True, False)
-    >>> _asks_for_several(b'{"text": ["x"], "sampling_params": [{"n": 2}]}')
-    True
-    """
-    try:
-        asked = msgspec.json.decode(body, type=_Several)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
-    given = asked.sampling_params if isinstance(asked.sampling_params, list) else [asked.sampling_params]
-    sampling = [one for one in given if isinstance(one, dict)]
-    numbers = (asked.n, asked.best_of, *(one.get("n") for one in sampling))
-    return any(isinstance(number, int) and number > 1 for number in numbers)
-
-
-def _unstreamed(body: bytes) -> bytes:
-    """Return the same request for an answer that comes whole.
-
-    >>> _unstreamed(b'{"prompt":"x","stream":true,"stream_options":{}}')
-    b'{"prompt":"x"}'
-    """
-    if b'"stream' not in body:
-        return body
-    fields = msgspec.json.decode(body, type=dict[str, Raw])
-    return msgspec.json.encode({name: value for name, value in fields.items() if name not in _OF_STREAMS})
-
-
-def draw_room(num_ranks: int, rank: int) -> int:
-    """Return a room that has not been used before: SGLang's data-parallel rank is its remainder.
-
-    >>> all(draw_room(4, 3) % 4 == 3 and 0 < draw_room(1, 0) < 2**63 for _ in range(100))
-    True
-    """
-    room = secrets.randbelow(2**_ROOM_BITS // num_ranks - 1) + 1
-    return room * num_ranks + rank
-
-
-def _is_list_of_prompts(prompt: bytes) -> bool:
-    """Return whether these are several prompts; one is a text or a list of token ids."""
-    return prompt.startswith(b"[") and prompt[1:].lstrip()[:1] in (b'"', b"[")
