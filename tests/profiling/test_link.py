@@ -158,7 +158,7 @@ async def test_the_link_of_a_pair_with_roles_is_measured_in_its_direction(file: 
     async with EmulatorServer(prefill) as source, EmulatorServer(decode) as target:
         servers = connect(source.url), connect(target.url)
         found = await LinkMeasuring(*servers, seed=7, quick=True).run()
-        with pytest.raises(ConfigError, match="not decode and prefill"):
+        with pytest.raises(ConfigError, match="these are decode and prefill"):
             await LinkMeasuring(*reversed(servers), seed=7, quick=True).run()
         for server in servers:
             await server.close()
