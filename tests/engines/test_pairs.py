@@ -289,6 +289,14 @@ async def test_a_source_that_hangs_is_given_up_long_before_sglang_does(monkeypat
         await it.is_left(it.decode)
 
 
+async def test_an_answer_that_has_begun_outlives_a_source_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_pairs, "PREFILL_S", 0.3)  # ships 120 s
+    async with both(silent(), silent(BEGUN)) as it:
+        await eventually(lambda: it.heard.body == b"hi")
+        await it.is_left(it.prefill)
+        assert not it.heard.is_over and it.pair.failed_leg is None
+
+
 async def test_a_source_that_has_done_its_part_is_not_late_however_long_the_answer_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -57,6 +57,14 @@ def test_replicas_and_keys_in_the_environment_are_separated_by_commas() -> None:
     assert config.auth.api_keys == ("k1", "k2")
 
 
+def test_keys_with_names_in_the_environment_stay_apart() -> None:
+    """`alice=...` after a comma is a key, not a word about the one before."""
+    digests = "a" * 64, "b" * 64
+    named = f"alice=sha256:{digests[0]},bob=sha256:{digests[1]}"
+    config = load(None, {"PREBLE_REPLICAS": "http://a:1", "PREBLE_AUTH__API_KEYS": named}, {})
+    assert config.auth.api_keys == (f"alice=sha256:{digests[0]}", f"bob=sha256:{digests[1]}")
+
+
 def test_what_follows_a_url_as_key_and_value_is_said_of_that_replica() -> None:
     more = "http://a:1,role=prefill,transfer_group=zone-1"
     wanted = (ReplicaConfig("http://a:1", role=Role.PREFILL, transfer_group="zone-1"), ReplicaConfig("http://b:2"))

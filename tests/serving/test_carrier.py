@@ -30,7 +30,7 @@ from preble.errors import (
 )
 from preble.prompts.endpoints import COMPLETIONS
 from preble.serving import FrontEnd, HeldRequest, Intake, ParsedRequest, Placed, Serving
-from preble.serving.placed import LocalPlaced
+from preble.serving.placed import LocalPlaced, Lost
 from support.gateways import quick_config
 from support.waiting import eventually
 
@@ -223,6 +223,8 @@ async def test_a_carrier_hears_of_a_replica_that_leaves_and_may_still_end_well(d
     async with carrier(decided, 1) as (one, [fake]):
         placed = await one.place()
         held = HeldRequest([placed])
+        held.lost(Lost("a source has left", of_source=True))
+        assert held.loss is None, "it is asked alone"
         await fake.stop()
         await eventually(lambda: held.loss is not None)
         assert held.loss is not None and held.loss.reason

@@ -101,7 +101,7 @@ def command(
     elif model is None:
         raise ConfigError(f"{engine} needs a model: give --model, a folder or a name on the Hugging Face hub")
     if transfer is not None or (roles and engine == "vllm"):
-        profile = _linked(profile, log_dir)
+        profile = _linked(profile or os.environ.get("PREBLE_PROFILE"), log_dir)
     flags = {"host": host, "port": port, "policy": policy, "profile": profile}
     if engine != "emulator":
         flags["tokenizer"] = model

@@ -118,19 +118,16 @@ def _environment_layer(environ: Mapping[str, str], known: Mapping[str, Knob]) ->
             continue
         knob = variables.get(variable)
         if knob is not None:
-            layer[knob.key] = [*_listed(value)] if knob.key in _LISTS else value
+            layer[knob.key] = [*_listed(value, knob)] if knob.key in _LISTS else value
         elif near := get_close_matches(variable, variables, n=1, cutoff=0.9):
             raise ConfigError(f"environment variable {variable} is not known; did you mean {near[0]}?")
     return layer
 
 
-def _listed(value: str) -> Iterator[str]:
-    """Yield the parts between commas; what follows a URL as `,KEY=VALUE` belongs to it.
-
-    >>> list(_listed("http://a:1,role=prefill, http://b:2,"))
-    ['http://a:1,role=prefill', 'http://b:2']
-    """
-    return (part for piece in re.split(r",(?!\w+=)", value) if (part := piece.strip()))
+def _listed(value: str, knob: Knob) -> Iterator[str]:
+    """Yield the parts between commas; what follows a replica's URL as `,KEY=VALUE` belongs to it."""
+    between = r",(?!\w+=)" if knob.key == "replicas" else ","
+    return (part for piece in re.split(between, value) if (part := piece.strip()))
 
 
 def _checked(where: str, key: str, value: Any, known: Mapping[str, Knob], *, strict: bool) -> Any:

@@ -78,7 +78,8 @@ class PairedLegs:
     """Both legs of a request, sent at the same time: an `Ongoing`.
 
     `receiver` gets the answer of the one that decodes. If the source fails before that has sent anything, the other leg
-    is cancelled at once, and `receiver` gets the source's error (see `Engine.failed_leg`). One that is late has failed.
+    is cancelled at once, and `receiver` gets the source's error (see `Engine.failed_leg`). One that is late
+    has failed, unless the target has no room; see `_on_late`.
     """
 
     def __init__(self, pair: PairedEngine, receiver: Receiver) -> None:
@@ -130,6 +131,9 @@ class PairedLegs:
 
     def _on_late(self) -> None:
         """Wait on while the target has no room, else leave the one of both that seems to do nothing."""
+        if self.has_begun:  # the prompt is there, whatever the source waits for
+            self._leave_source()
+            return
         source, target, loop = self._pair.prefill, self._pair.decode, asyncio.get_running_loop()
         since = loop.time() - PREFILL_S
         computes, takes = source.last_leg_at > since, target.last_leg_at > since

@@ -128,8 +128,8 @@ class _LegsInTurn:
         try:
             self._under_way = self._pair.prefill.begin(self._path, of_source, self._headers, self)
         except EngineRefused as error:
-            self._failed(str(error))
             self._under_way = self._pair.decode.begin(self._path, self._body, self._headers, self._passed_to())
+            self._failed(str(error), TransferFailed(self._pair.prefill.replica_id))
         else:
             self._late = asyncio.get_running_loop().call_later(within_s, self._on_late, within_s)
             self._pair.on_loss(self.failed)
@@ -162,19 +162,20 @@ class _LegsInTurn:
         return self._receiver
 
     def _on_late(self, within_s: float) -> None:
-        self._give_up(f"no answer within {within_s:g} s, half its lease")
+        self._give_up(f"no answer within {within_s:g} s, half its lease", is_busy=True)
 
-    def _give_up(self, reason: str) -> None:
-        """Let the target compute."""
-        self._failed(reason)
+    def _give_up(self, reason: str, *, is_busy: bool = False) -> None:
+        """Let the target compute. `is_busy`: the source is not to blame; it has a queue."""
         self._leave_source()
         self._decode(self._body)
+        self._failed(reason, TRANSFER_FAILED if is_busy else TransferFailed(self._pair.prefill.replica_id))
 
-    def _failed(self, reason: str) -> None:
+    def _failed(self, reason: str, fact: TransferFailed) -> None:
+        """Let the source rest. To be called last: who hears of it may raise."""
         source, target = self._pair.prefill.replica_id, self._pair.decode.replica_id
         structlog.get_logger().warning("split_failed", replica=target, source=source, reason=reason)
         self._pair.prefill.rests_until = asyncio.get_running_loop().time() + REST_S
-        self._pair.tell(TransferFailed(source))
+        self._pair.tell(fact)
 
     def _decode(self, body: bytes) -> None:
         receiver = self._receiver
@@ -204,12 +205,13 @@ class _LegsInTurn:
             return  # given up before
         if 400 <= self._status < 500 and self._status != 429:  # so will the target: the request is at fault
             self._leave_source()
-            self._pair.tell(TRANSFER_FAILED)
             self._decode(self._body)
+            self._pair.tell(TRANSFER_FAILED)
             return
         params = self._params()
         if params is None:
-            self._give_up(f"an answer of status {self._status} with nothing to fetch")
+            reason = f"an answer of status {self._status} with nothing to fetch"
+            self._give_up(reason, is_busy=self._status in (429, 503))
             return
         self._leave_source()
         self._decode(with_fields(self._body, {"kv_transfer_params": params}))

@@ -143,6 +143,8 @@ class GroupMember:
         elif isinstance(fact, Transferred | TransferFailed):
             if own.source is not None:
                 own.source = None
+                if isinstance(fact, TransferFailed):
+                    own.matched_tokens = None  # it was said to have what the source was to compute
                 self._tell(m.RequestReport(own.number, fact))
         elif not own.has_token:
             own.has_token = True

@@ -32,7 +32,7 @@ class HeldRequest:
     """A request placed for a carrier elsewhere, with its placements: a list of prompts has several, on one replica.
 
     `has_begun`: whether the prompt is computed. `heard_at`: when the carrier last got anything of the answer, None
-    before. `loss`: why the replica has left the rotation; None while it is there. The answer may still arrive then.
+    before. `loss`: why the replica has left the rotation, None while it is there. An answer may come all the same.
     """
 
     def __init__(self, placed: Sequence[Placed]) -> None:
@@ -59,8 +59,9 @@ class HeldRequest:
         return sum(one.progress.output_tokens for one in self.placed)
 
     def lost(self, loss: Lost) -> None:
-        """See `Carrier`."""
-        self.loss = loss
+        """See `Carrier`. A source is nothing to this one, which is asked alone."""
+        if not loss.of_source:
+            self.loss = loss
 
     def report(self, fact: Report, now: float) -> None:
         """Take what the carrier reports. Any output means that the prompt is computed.

@@ -156,6 +156,7 @@ class Intake:
             avoid = self.replicas.of_other_ranks(rank)
         if fields.continues is not None:
             holder = await self.stored.holder(fields.continues, parsed.caller)
+            of_model = self.replicas.check_model(fields.model)  # replicas may have left meanwhile
             if holder is not None:
                 avoid = self._all_but(holder, of_model)
             elif parsed.caller.name:  # it may be another tenant's, and the replica would not know

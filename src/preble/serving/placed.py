@@ -240,6 +240,7 @@ class LocalPlaced(Placed):
             self.placement = dataclasses.replace(
                 self.placement,
                 replica_id=fact.replica_id,
+                transfer=None,
                 predicted_ttft_s=None,
                 predicted_ttft_p98_s=None,
                 predicted_tpot_s=None,

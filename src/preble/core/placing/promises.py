@@ -1,9 +1,10 @@
 """Targets of requests: which replicas keep them, and how predictions have turned out.
 
 A prediction is what happens on average, and a promise has to hold nearly always. So each predicted time counts as
-longer here, by what `_SURE` of the last outcomes kept. A request with a target goes to a near
-replica that keeps it, and also what was promised to others there; among those the policy chooses. If none does, the
-policy chooses among all. Near is where its own prompt takes hardly longer than where most of it is cached.
+longer here, by what `_SURE` of the last outcomes kept. A request with a target goes to a near replica that keeps it,
+and also what was promised to others there; among those the policy chooses. If none does, the policy chooses among all.
+Near is where its own prompt takes hardly longer than where most of it is cached; where no near replica is soon enough,
+idle ones count, too.
 """
 
 from __future__ import annotations
@@ -137,37 +138,43 @@ class Promises:
             self._tpot_s.pop(entry.replica, None)
 
     def keeping(self, view: ClusterView) -> ReplicaSet:
-        """Return the near replicas that keep the request's targets and what was promised there; all, where none does.
+        """Return the replicas that count and keep the request's targets and what was promised there; all, if none does.
 
         O(replicas + promises in flight).
         """
-        longest_s = view.request.first_token_by - view.now - self.ttft.excess_s
+        longest_s = self._longest_s(view)
         keeping = 0
-        for replica in _near(view):
+        for replica in self._counting(view, longest_s):
             if view.ttft_s(replica) <= longest_s and self._keeps_pace(view, replica):
                 keeping |= 1 << replica
         return keeping or view.eligible
 
     def forecast(self, view: ClusterView) -> Forecast:
-        """Return what the request can have at best, on the replicas that are near. O(replicas)."""
-        near = _near(view)
-        best = min(near, key=view.ttft_s)
+        """Return what the request can have at best, on the replicas that count. O(replicas)."""
+        counting = self._counting(view, self._longest_s(view))
+        best = min(counting, key=view.ttft_s)
         ttft_s = view.ttft_s(best)
         prefill_s = ttft_s - view.waiting_prefill_s[best]
-        tpot_s = min([view.tpot_s(replica) for replica in near])
-        alone_s = min([view.tpot_s(replica, alone=True) for replica in near])
+        tpot_s = min([view.tpot_s(replica) for replica in counting])
+        alone_s = min([view.tpot_s(replica, alone=True) for replica in counting])
         excess_s = self.ttft.excess_s
         return Forecast(ttft_s + excess_s, prefill_s + excess_s, tpot_s + self.tpot.excess_s, alone_s)
+
+    def _longest_s(self, view: ClusterView) -> float:
+        """Return what a prediction of the first token may be at most."""
+        return view.request.first_token_by - view.now - self.ttft.excess_s
+
+    def _counting(self, view: ClusterView, longest_s: float) -> list[ReplicaIndex]:
+        """Return the near replicas, and where none is soon enough also those that do nothing: nobody pays there."""
+        own_s = [view.own_prefill_s(replica) for replica in view.replicas]
+        most_s = min(own_s) + _NEAR * max(view.request.first_token_by - view.now, 0.0)
+        near = [replica for replica, needs_s in zip(view.replicas, own_s, strict=True) if needs_s <= most_s]
+        if len(near) == len(own_s) or min(map(view.ttft_s, near)) <= longest_s:
+            return near
+        return [r for r in view.replicas if r in near or not view.num_requests[r]]
 
     def _keeps_pace(self, view: ClusterView, replica: ReplicaIndex) -> bool:
         slowest_s = view.request.tpot_s
         if held := self._tpot_s.get(replica):
             slowest_s = min(slowest_s, *held.values())
         return slowest_s == inf or view.tpot_s(replica) + self.tpot.excess_s <= slowest_s
-
-
-def _near(view: ClusterView) -> list[ReplicaIndex]:
-    """Return the replicas on which a target can count; all of them for a request that asks only for a pace."""
-    own_s = [view.own_prefill_s(replica) for replica in view.replicas]
-    most_s = min(own_s) + _NEAR * max(view.request.first_token_by - view.now, 0.0)
-    return [replica for replica, needs_s in zip(view.replicas, own_s, strict=True) if needs_s <= most_s]

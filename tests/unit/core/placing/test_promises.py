@@ -34,8 +34,8 @@ class Follower:
         return Choice(max(view.replicas, key=view.matched_on), Reason.POLICY, ())
 
 
-def busy_holder() -> GlobalScheduler:
-    """A caches `DOC` and has 500 ms of prefill to do; B has nothing of both."""
+def busy_holder(*, decodes: bool = False) -> GlobalScheduler:
+    """A caches `DOC` and has 500 ms of prefill to do; B has nothing of both; it is idle or decodes an answer."""
     made = scheduler_of(Follower(), A, B)
     held = Request.of("held", DOC)
     held.avoid = frozenset({B})
@@ -45,6 +45,11 @@ def busy_holder() -> GlobalScheduler:
     waiting = Request.of("waiting", range(10_000, 10_500))
     waiting.avoid = frozenset({B})
     made.place(waiting, 1.0)
+    if decodes:
+        elsewhere = Request.of("elsewhere", [9])
+        elsewhere.avoid = frozenset({A})
+        made.place(elsewhere, 0.0)
+        made.on_first_token(elsewhere.request_id, 0.1)
     return made
 
 
@@ -60,7 +65,14 @@ def test_a_target_asks_for_a_time_on_the_schedulers_clock() -> None:
 @pytest.mark.parametrize(("ttft_s", "where"), [(None, A), (0.6, A), (0.4, B), (0.3, A)])
 def test_a_request_leaves_its_cache_only_for_its_target_and_not_for_far_away(ttft_s: float | None, where: str) -> None:
     """Elsewhere its prompt takes 100 ms: within three tenths of 400 ms, and not of 300 ms."""
-    assert busy_holder().place(asking("r", DOC, 1.0, ttft_s), 1.0).replica_id == where
+    assert busy_holder(decodes=True).place(asking("r", DOC, 1.0, ttft_s), 1.0).replica_id == where
+
+
+def test_a_request_leaves_its_cache_for_an_idle_replica_however_far() -> None:
+    request = asking("r", DOC, 1.0, 0.3)
+    made = busy_holder()
+    assert made.forecast(request, 1.0).refused_for_s(request, 1.0) == 0.0
+    assert made.place(request, 1.0).replica_id == B
 
 
 def test_where_no_replica_keeps_the_target_the_policy_chooses_among_all() -> None:
@@ -70,7 +82,7 @@ def test_where_no_replica_keeps_the_target_the_policy_chooses_among_all() -> Non
 @pytest.mark.parametrize(("ttft_s", "best_s"), [(0.4, 0.1), (0.3, 0.5)])
 def test_a_forecast_counts_only_replicas_that_placement_would_take(ttft_s: float, best_s: float) -> None:
     request = asking("r", DOC, 1.0, ttft_s)
-    assert busy_holder().forecast(request, 1.0).ttft_s == pytest.approx(best_s, abs=5 * MS)
+    assert busy_holder(decodes=True).forecast(request, 1.0).ttft_s == pytest.approx(best_s, abs=5 * MS)
 
 
 def test_a_forecast_says_what_can_be_had_at_best_and_changes_nothing() -> None:
