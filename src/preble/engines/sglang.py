@@ -24,7 +24,7 @@ from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.pairs import with_fields
 from preble.engines.reporting import ReportingEngine, bracketed
-from preble.engines.sglang_bodies import GENERATING_PATHS, asks_for_several, with_adapter, with_request_id
+from preble.engines.sglang_bodies import GENERATING_PATHS, num_answers, with_adapter, with_request_id
 from preble.engines.sglang_pairs import SglangPair
 from preble.errors import EngineError
 from preble.web.client.pool import Ongoing, Receiver
@@ -187,7 +187,7 @@ class SglangEngine(ReportingEngine):
         return SglangPair(decode, prefill)
 
     def answers_in_pairs(self, body: bytes) -> bool:
-        return not asks_for_several(body)
+        return num_answers(body) == 1
 
     def _abort_soon(self, request_id: str) -> None:
         aborting = asyncio.get_running_loop().create_task(self._abort(request_id))

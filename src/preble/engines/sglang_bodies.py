@@ -79,28 +79,28 @@ class _Several(msgspec.Struct):
     sampling_params: Any = None
 
 
-def asks_for_several(body: bytes) -> bool:
-    """Return whether a body asks for more than one answer.
+def num_answers(body: bytes) -> int:
+    """Return how many answers a body asks for to one prompt; 1 where it is not what SGLang takes.
 
-    >>> asks_for_several(b'{"prompt": "x", "n": 2}'), asks_for_several(b'{"text": "x", "sampling_params": {"n": 1}}')
-    (True, False)
-    >>> asks_for_several(b'{"text": ["x"], "sampling_params": [{"n": 2}]}')
-    True
+    >>> num_answers(b'{"prompt": "x", "n": 2}'), num_answers(b'{"text": "x", "sampling_params": {"n": 1}}')
+    (2, 1)
+    >>> num_answers(b'{"text": ["x"], "sampling_params": [{"n": 2}]}')
+    2
     """
     try:
         asked = msgspec.json.decode(body, type=_Several)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+        return 1
     given = asked.sampling_params if isinstance(asked.sampling_params, list) else [asked.sampling_params]
     sampling = [one for one in given if isinstance(one, dict)]
     numbers = (asked.n, asked.best_of, *(one.get("n") for one in sampling))
-    return any(isinstance(number, int) and number > 1 for number in numbers)
+    return max([1, *(number for number in numbers if isinstance(number, int))])
 
 
-def unstreamed(body: bytes) -> bytes:
+def without_stream(body: bytes) -> bytes:
     """Return the same request for an answer that comes whole.
 
-    >>> unstreamed(b'{"prompt":"x","stream":true,"stream_options":{}}')
+    >>> without_stream(b'{"prompt":"x","stream":true,"stream_options":{}}')
     b'{"prompt":"x"}'
     """
     if b'"stream' not in body:

@@ -13,7 +13,7 @@ from functools import partial
 from preble.core.types.life import TRANSFER_FAILED, TRANSFERRED
 from preble.engines.pairs import PairedEngine, with_fields
 from preble.engines.reporting import RANK_HEADER
-from preble.engines.sglang_bodies import GENERATING_PATHS, asks_for_several, unstreamed
+from preble.engines.sglang_bodies import GENERATING_PATHS, num_answers, without_stream
 from preble.errors import EngineError, EngineFailed, EngineRefused, RequestError
 from preble.web.client.pool import Ongoing, Receiver
 from preble.web.messages import HeaderList
@@ -47,7 +47,7 @@ class SglangPair(PairedEngine):
         if path not in _PAIRED_PATHS:
             self.tell(TRANSFER_FAILED)
             return self.decode.begin(path, body, headers, receiver)
-        if asks_for_several(body):
+        if num_answers(body) > 1:
             raise RequestError("replicas that prefill for others give one answer to a prompt; leave out `n`", param="n")
         if self.prefill.kv_peer is None:  # it has another role since it joined, and leaves the rotation
             self.failed_leg = self.prefill.replica_id
@@ -58,7 +58,7 @@ class SglangPair(PairedEngine):
         legs = PairedLegs(self, receiver)
         of_source = {name: value for name, value in headers.items() if name != RANK_HEADER}  # it names who decodes
         legs.begin(
-            partial(self.prefill.begin, path, unstreamed(both), of_source),
+            partial(self.prefill.begin, path, without_stream(both), of_source),
             partial(self.decode.begin, path, both, headers),
         )
         return legs
