@@ -176,7 +176,7 @@ class EmulatedEngine:
             raise self.die(death) from death
 
     def link_s(self, num_tokens: int) -> float:
-        """Return in how many seconds another replica sends so many tokens."""
+        """Return how many seconds the KV of these tokens takes from another replica."""
         link_s = self._cost_model.link_s(num_tokens)
         return (link_s + self._cost_model.link_latency_s) / self._speed if 0.0 < link_s < inf else 0.0
 

@@ -22,8 +22,8 @@ _HOST = "127.0.0.1"
 def transfer_config(
     way: TransferWay, port: int, replicas: int, *, is_on_cpu: bool, own_nixl: Path | None
 ) -> tuple[list[str], Mapping[str, str]]:
-    """Return the arguments and the variables of one of so many replicas. `port`: where the others find it. `own_nixl`:
-    the folder of NIXL for a vLLM on a CPU, which has none.
+    """Return the arguments and the environment variables of a replica. `replicas`: how many share the machine. `port`:
+    where the others find it. `own_nixl`: the folder of NIXL for a vLLM on a CPU, which has none.
 
     Raises: ConfigError: vLLM cannot do so on a CPU.
     """

@@ -225,7 +225,7 @@ class TransferKind(StrEnum):
 
 
 KV_LEASE_S = 30.0
-"""How long the source of a split keeps a prompt that nobody fetches: vLLM with NIXL, unless it was told otherwise."""
+"""How long the source of a split keeps a prompt that nobody fetches. It is the default of vLLM with NIXL."""
 PART_OF_LEASE = 0.5
 """Within which a source must have computed the prompt, so that nothing is fetched late. Else the target computes it."""
 
