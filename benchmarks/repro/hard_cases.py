@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from math import inf
@@ -382,6 +383,16 @@ def spread(result: Result) -> str:
     return markdown(Table(("", "5 % are below", "half", "95 %"), rows, caption))
 
 
+def winners(*results: Result) -> str:
+    """Return in how many of the drawn cases of each result each rule has the lowest mean E2E, as Markdown."""
+    counts = [
+        Counter(min(one.by_rule, key=lambda name: one.by_rule[name].e2e_s[""]) for one in r.drawn()) for r in results
+    ]
+    rules = sorted(set().union(*counts), key=lambda name: ([-count[name] for count in counts], name))
+    rows = [[f"`{name}`", *(str(count[name]) for count in counts)] for name in rules]
+    return markdown(Table(("best rule", *(f"of {count.total()} cases" for count in counts)), rows))
+
+
 def tables(result: Result) -> dict[str, str]:
     """Return the page's tables by the name of their markers."""
     lost = [
@@ -403,6 +414,7 @@ def tables(result: Result) -> dict[str, str]:
         "value:hard-rules": str(len(RULES) - 1),
         "hard-spread": spread(result),
         "hard-unseen": spread(read_result(UNSEEN)),
+        "hard-winners": winners(result, read_result(UNSEEN)),
         "hard-lost": markdown(Table(("case", over, "over least load", "best other rule"), lost, "One seed a case.")),
         "hard-worst": markdown(Table(("case", "drawn", "with three other seeds", "best other rule"), again)),
         "hard-named": markdown(
