@@ -33,7 +33,6 @@ from preble.errors import ConfigError
 from preble.lab.sim.bound.least_costs import LeastCosts
 from preble.lab.sim.config import FailureKind, SimConfig
 from preble.lab.workloads import Stream
-from preble.lab.workloads.popularity import Zipf
 
 Floats = NDArray[np.float64]
 _SECTIONS, _HALVINGS = 20, 20
@@ -137,8 +136,8 @@ class _Demand:
 
     @classmethod
     def of(cls, stream: Stream, rps: float, config: SimConfig, patience_s: float) -> _Demand:
-        popularity = Zipf(stream.prefixes, stream.zipf)
-        rates = rps * np.array([popularity.probability(rank) for rank in range(stream.prefixes)])
+        popularity = np.arange(1.0, stream.prefixes + 1) ** -stream.zipf
+        rates = rps * popularity / popularity.sum()
         p, token_s = config.profile, LeastCosts(config).token_s
         context = stream.prefix_tokens + stream.question_tokens + np.arange(stream.output_tokens - 1, dtype=np.float64)
         again = min(p.attention_s_per_pair + p.attention_s_per_context_token, token_s) * context

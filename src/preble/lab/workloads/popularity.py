@@ -29,14 +29,6 @@ class Zipf:
             raise ConfigError(f"popularity needs at least one item and a Zipf exponent >= 0, got {num_items} and {a}")
         self._cumulative: list[float] = list(accumulate(float(rank + 1) ** -a for rank in range(num_items)))
 
-    def probability(self, rank: int) -> float:
-        """
-        >>> Zipf(4, 0.0).probability(3)
-        0.25
-        """
-        below = self._cumulative[rank - 1] if rank else 0.0
-        return (self._cumulative[rank] - below) / self._cumulative[-1]
-
     def pick(self, rng: random.Random) -> int:
         """Draw a rank. O(log n).
 

@@ -20,31 +20,7 @@ class LeastCosts:
         self._budget = config.max_batch_tokens
         tokens = np.arange(1, self._budget + 1)
         seconds = np.array([self._model.prefill_s(int(n)) for n in tokens])
-        # by tokens; the first is for no token
-        self._least_per_token = np.minimum.accumulate(np.concatenate((seconds[:1], seconds / tokens)))
-        self.token_s = float(self._least_per_token[-1])
-
-    def prefill_s(self, num_tokens: int, seen_tokens: int) -> float:
-        """Return seconds from when a prompt is sent to its first token, on an idle replica that cached all that was
-        seen.
-
-        The tokens after the first `seen_tokens` are computed between these two times on the replica, by whichever
-        request, for nobody computed them before. Of all the chunks that do so, let the first begin after s tokens; s is
-        at most `seen_tokens`. Then
-        - all tokens after s go through iterations of at most `max_batch_tokens`: each of them costs at least as much as
-          in the batch, no larger than they are together, in which a token is cheapest;
-        - the token at position p is in a chunk that begins after s tokens or later, and not earlier than
-          `max_batch_tokens` before p: that is the context which the chunk's tokens have to attend to.
-        The cost is computed for every s, and the least one counts. O(seen tokens).
-        """
-        profile, budget = self._model.profile, self._budget
-        before = np.arange(seen_tokens + 1)
-        new = num_tokens - before
-        over = np.maximum(new - budget, 0)
-        pairs = before * new + over * (over + 1) / 2
-        attention = profile.attention_s_per_pair * pairs
-        attention += profile.attention_s_per_context_token * np.maximum(before, pairs / budget)
-        return float((new * self._least_per_token[np.minimum(new, budget)] + attention).min())
+        self.token_s = float((seconds / tokens).min())
 
     def compute_s(self, start: int, end: int) -> float:
         """Return seconds of GPU time that the tokens of a prompt from `start` to `end` take at least.

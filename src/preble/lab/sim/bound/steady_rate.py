@@ -49,7 +49,7 @@ def _uses(sharing: Sharing, costs: LeastCosts, patience_s: float) -> Iterator[tu
     Infinite seconds for the first use; one that an answer made before takes nothing and is left out.
     """
     last_s: dict[Node, float] = {}
-    for job in sorted(sharing.jobs, key=lambda job: (job.sent_s, job.index)):
+    for job in sorted(sharing.jobs, key=lambda job: job.sent_s):
         for node in job.end.ancestors():
             since_s = inf if node not in last_s else max(job.sent_s - last_s[node] - patience_s, 0.0)
             last_s[node] = job.sent_s
