@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from preble.web.messages import CONTINUE
 from preble.web.server.answering import Answering, RequestHead
-from preble.web.server.connection import ClientConnection, Shared
+from preble.web.server.connection import MAX_HEAD_BYTES, ClientConnection, Shared
 from web.test_connection import FakeLoop
 
 pytestmark = pytest.mark.plain
@@ -77,6 +77,7 @@ class Served(Answering):
         super().__init__(connection, head)
         self._client = client
         self.body = b""
+        self.num_pieces = 0
         self.gone = 0
         self.paused_times = 0
         self.failures: list[Exception] = []
@@ -90,6 +91,7 @@ class Served(Answering):
     def on_body(self, data: bytes) -> None:
         self._work("body")
         self.body += data
+        self.num_pieces += 1
 
     def on_body_end(self) -> None:
         self._work("body end")
@@ -239,6 +241,37 @@ def test_whoever_asks_whether_to_go_on_is_answered_first() -> None:
     assert client.transport.written == CONTINUE
     client.send(b"hello", body)
     assert client.complete == [("/", b"hello")]
+
+
+def test_a_body_in_tiny_chunks_takes_the_memory_of_its_bytes() -> None:
+    """An object for each chunk would take twenty times as much, which no limit counts."""
+    client = Client()
+    client.send(post(b"/", b"tiny" * 1000, "chunks") + post(b"/", b"next" * 1000, "chunks"))
+    assert client.complete == [("/", b"tiny" * 1000), ("/", b"next" * 1000)]
+    assert [served.num_pieces for served in client.served] == [1, 1]
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["before the answer", "after a refusal"])
+@pytest.mark.parametrize(
+    "begun", [b"2\r\nhi\r\n0\r\n", b"2\r\nhi\r\n0\r\nx: ", b"2;"], ids=["trailers", "one trailer", "extension"]
+)
+def test_what_is_neither_head_nor_body_has_an_end(begun: bytes, *, refuses: bool) -> None:
+    client = Client(refuses=refuses)
+    client.send(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + begun)
+    piece = b"x: " + b"v" * 1000 + b"\r\n" if begun.endswith(b"0\r\n") else b"v" * 1000
+    client.send(*[piece] * (MAX_HEAD_BYTES // len(piece) + 2))
+    assert client.transport.closed and client.complete == []
+    statuses = [int(part[:3]) for part in client.transport.written.split(b"HTTP/1.1 ")[1:]]
+    assert statuses == ([401] if refuses else [431])
+
+
+def test_a_body_may_come_in_any_number_of_chunks_and_end_with_trailers() -> None:
+    client = Client()
+    client.send(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+    for _ in range(MAX_HEAD_BYTES // 10):
+        client.send(b"1;sixteen=letters\r\n", b"a\r\n")
+    client.send(b"0\r\nhost: y\r\n", b"x-sum: 1\r\n\r\n")
+    assert [len(body) for _, body in client.complete] == [MAX_HEAD_BYTES // 10]
 
 
 def test_who_is_refused_is_not_asked_to_go_on_and_his_body_is_nobodys_request() -> None:

@@ -143,6 +143,26 @@ def test_a_head_without_end_is_given_up(piece: bytes) -> None:
             reader.feed(piece)
 
 
+@pytest.mark.parametrize("begun", [b"0\r\n", b"0\r\na: ", b"2;"], ids=["trailers", "one trailer", "extension"])
+def test_what_is_neither_head_nor_body_has_an_end(begun: bytes) -> None:
+    reader = AnswerReader()
+    assert reader.feed(CHUNKED + b"5\r\nhello\r\n" + begun) == b"hello"
+    piece = b"a: " + b"b" * 4000 + b"\r\n" if begun == b"0\r\n" else b"b" * 4000
+    with pytest.raises(BadAnswer, match="65536"):
+        for _ in range(MAX_HEAD_BYTES // len(piece) + 2):
+            reader.feed(piece)
+
+
+def test_trailers_are_no_headers_and_a_body_may_have_any_number_of_chunks() -> None:
+    reader = AnswerReader()
+    body = reader.feed(CHUNKED)
+    for _ in range(MAX_HEAD_BYTES // 10):
+        body += reader.feed(b"1;sixteen=letters\r\n") + reader.feed(b"a\r\n")
+    reader.feed(b"0\r\ncontent-type: x\r\n\r\n")
+    assert (len(body), reader.is_complete) == (MAX_HEAD_BYTES // 10, True)
+    assert b"content-type" not in dict(reader.headers)
+
+
 def test_an_answer_that_switches_to_another_protocol_is_none() -> None:
     with pytest.raises(BadAnswer):
         read(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")

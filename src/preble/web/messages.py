@@ -74,7 +74,8 @@ def chunk(data: bytes) -> bytes:
 
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The longest head of an answer. The check comes after each read, so a head may exceed it by one read."""
+"""The longest head of an answer, and the most bytes between two pieces of its body or after the last (extensions of
+chunks, trailers). The check comes after each read, so a head may exceed it by one read."""
 _EXCERPT_BYTES = 100
 
 
@@ -90,7 +91,7 @@ class AnswerReader:
     """
 
     __slots__ = (
-        "_head_bytes",
+        "_bare_bytes",
         "_is_interim",
         "_keeps_alive",
         "_parser",
@@ -112,23 +113,23 @@ class AnswerReader:
         self.headers: HeaderList = []
         self.has_head = self.is_complete = self.can_go_on = False
         self._is_interim = self._until_close = self._keeps_alive = False
-        self._head_bytes = 0
+        self._bare_bytes = 0
         self._pieces: list[bytes] = []
 
     def feed(self, data: bytes) -> bytes:
         """Return the body's bytes in `data`. Raises: BadAnswer: the connection cannot be used any more."""
         if self.is_complete:
             self._expect()
-        if not self.has_head:
-            self._head_bytes += len(data)
+        self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.is_complete:
                 raise BadAnswer(f"{_why(error)}: {data[:_EXCERPT_BYTES]!r}") from error
             self.can_go_on = False
-        if not self.has_head and self._head_bytes > MAX_HEAD_BYTES:
-            raise BadAnswer(f"its head has more than {MAX_HEAD_BYTES} bytes")
+        if not self.is_complete and self._bare_bytes > MAX_HEAD_BYTES:
+            what = "its trailers or a chunk's extension have" if self.has_head else "its head has"
+            raise BadAnswer(f"{what} more than {MAX_HEAD_BYTES} bytes")
         pieces = self._pieces
         if not pieces:
             return b""
@@ -152,7 +153,8 @@ class AnswerReader:
             self.can_go_on = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value))
+        if not self.has_head:  # nobody reads trailers
+            self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self.is_complete:
@@ -164,12 +166,14 @@ class AnswerReader:
             return
         self.status = status
         self.has_head = True
+        self._bare_bytes = 0
         self._keeps_alive = self._parser.should_keep_alive()
         self._until_close = b"content-length" not in dict(self.headers) and not any(
             name == b"transfer-encoding" and b"chunked" in value.lower() for name, value in self.headers
         )
 
     def on_body(self, body: bytes) -> None:
+        self._bare_bytes = 0
         if not self.is_complete:
             self._pieces.append(body)
 

@@ -29,7 +29,8 @@ from preble.web.server.connection_limit import Access, ConnectionLimit
 from preble.web.server.tcp import bytes_in_socket, bytes_unread, is_half_closed, is_reset
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter."""
+"""The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter. Also the most
+between two pieces of a body, and after the last: a chunk's size may have an extension, and trailers may follow."""
 HEAD_S = 60.0
 """How long a connection may last without a complete request head."""
 PROBE_HEAD_S = 2.0
@@ -92,7 +93,8 @@ class ClientConnection(asyncio.Protocol):
     _in_head = False
     _has_taken = False
     """Whether one of the requests that have come together is served."""
-    _head_bytes = 0
+    _bare_bytes = 0
+    """Of a head, or without a byte of a body, that have come one after the other."""
     _is_refused = False
     _room = Access.NONE
     _has_ended = False
@@ -105,6 +107,8 @@ class ClientConnection(asyncio.Protocol):
         self.shared = shared
         self._parser = self._new_parser()
         self._headers: HeaderList = []
+        self._pieces: list[bytes] = []
+        """Of a body: those of the read that is being parsed."""
         self._waiting: deque[Answering] = deque()
         """Requests that came before the one before them was answered, the oldest first."""
 
@@ -143,21 +147,19 @@ class ClientConnection(asyncio.Protocol):
             served.lost()
 
     def data_received(self, data: bytes) -> None:
-        head = self._num_heads
         self._idle_until = inf
         self._has_taken = False
+        self._bare_bytes += len(data)
         self._parse(data)
+        self._pass_body_on()
         if self.transport.is_closing():
             return
-        if self._in_head:
-            # Bytes that arrived together with the previous request do not count: their number is unknown.
-            if self._num_heads in (1, head):
-                self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                text = f"the request line and headers have more than {MAX_HEAD_BYTES} bytes; send fewer"
-                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", text)
-                return
         newest = self._newest
+        if self._bare_bytes > MAX_HEAD_BYTES and (self._in_head or (newest is not None and newest.more_body)):
+            what = "the request line and headers" if self._in_head else "trailers, or a chunk's extension,"
+            text = f"{what} have more than {MAX_HEAD_BYTES} bytes; send fewer"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", text)
+            return
         if self._in_head or ((newest is None or newest.response_complete) and self._idle_until == inf):
             self._arm()
 
@@ -186,17 +188,20 @@ class ClientConnection(asyncio.Protocol):
         self._headers = []
         self._idle_until = inf  # it began when the request before was answered in this very read
         self._num_heads += 1
-        self._head_bytes = 0
+        if self._num_heads > 1:  # it came together with the request before, and how much of it is unknown
+            self._bare_bytes = 0
         self._in_head = True
 
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._in_head:  # nobody reads trailers
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._bare_bytes = 0
         self._head_by = inf
         self._is_http10 = self._parser.get_http_version() == "1.0"
         self._wants_upgrade = self._parser.should_upgrade()
@@ -219,12 +224,21 @@ class ClientConnection(asyncio.Protocol):
         self._take(self.shared.accept(self, head))
 
     def on_body(self, body: bytes) -> None:
-        if not self._is_refused and self._newest is not None:
-            self._newest.received(body)
+        self._pieces.append(body)
 
     def on_message_complete(self) -> None:
+        self._pass_body_on()
         if not (self._wants_upgrade or self._is_refused) and self._newest is not None:
             self._newest.body_ended()
+
+    def _pass_body_on(self) -> None:
+        """Pass on what a read has brought of a body in one piece: in chunks of a few bytes, each would take the memory of
+        many."""
+        if pieces := self._pieces:
+            self._bare_bytes = 0
+            self._pieces = []
+            if not self._is_refused and self._newest is not None:
+                self._newest.received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     @property
     def _is_last(self) -> bool:
@@ -480,7 +494,9 @@ class ClientConnection(asyncio.Protocol):
     def _refuse(self, status: HTTPStatus, code: str, text: str, *, kind: str = "invalid_request_error") -> None:
         """Close the connection, with an error in OpenAI's form unless another answer has begun."""
         self._is_refused = True
-        if self._served is None or not self._served.response_started:
+        newest = self._newest
+        is_answered = newest is not None and newest.more_body and newest.response_complete
+        if not is_answered and (self._served is None or not self._served.response_started):
             fields = {"message": text, "type": kind, "param": None, "code": code}
             body = msgspec.json.encode({"error": fields})
             head = (
