@@ -61,6 +61,31 @@ async def test_a_wrong_body_is_a_400_that_names_the_field(
         assert one.requests == []
 
 
+IMAGE = b'[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "\xff"}}]}]'
+
+
+@pytest.mark.parametrize(
+    ("path", "raw"),
+    [
+        ("/v1/completions", b'{"prompt": ["a", "b"], "\xff": 1}'),
+        ("/v1/chat/completions", b'{"messages": ' + IMAGE + b"}"),
+        ("/v1/chat/completions", b'{"messages": ' + IMAGE.replace(b"\xff", b"a") + b', "\xff": 1}'),
+        ("/v1/messages", b'{"model": "tiny", "messages": [], "temperature": 1e400}'),
+        ("/v1/messages", b'{"model": "tiny", "messages": [], "metadata": {"a": "\xff"}}'),
+        ("/v1/responses", b'{"input": "a", "temperature": 1e400}'),
+        ("/v1/responses", b'{"input": "a", "metadata": {"\xff": 1}}'),
+    ],
+)
+async def test_what_shows_only_where_all_of_a_body_is_read_is_the_clients_mistake_too(
+    serve: Serve, path: str, raw: bytes
+) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        async with gateway.http.post(path, data=raw) as answer:
+            text = await answer.text()
+        assert (answer.status, one.requests) == (400, [])
+        assert "valid JSON" in text or "out of range" in text
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

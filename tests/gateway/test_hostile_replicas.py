@@ -17,6 +17,7 @@ from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event,
 from preble.config import HealthConfig
 from preble.errors import EngineProtocolError
 from preble.gateway.http.events import EventSplitter
+from preble.prompts.endpoints.errors import ErrorStyle, in_style
 from support.waiting import eventually
 
 _COUNTED = {"completion_tokens": "output_tokens", "cached_tokens": "cached_tokens"}
@@ -64,6 +65,23 @@ async def test_streams_without_an_event_make_no_answer_to_a_list(serve: Serve) -
         one.script.extend([rubbish(b"\n\n", "text/event-stream")] * 2)
         code, body, _ = await gateway.complete(prompt=["a", "b"], stream=True)
         assert (code, body["error"]["code"]) == (502, "engine_protocol_error")
+
+
+UNREADABLE = b'{"object": 1e400, "choices": [{"index": 0, "text": "a"}]}'
+"""In whole. Of one prompt's answer nobody reads this."""
+
+
+async def test_answers_that_cannot_be_merged_are_the_replicas_mistake(serve: Serve) -> None:
+    async with replicas(1) as [one], serve([one]) as gateway:
+        one.script.extend([rubbish(UNREADABLE, "application/json")] * 2)
+        code, body, _ = await gateway.complete(prompt=["a", "b"])
+        assert (code, body["error"]["code"]) == (502, "engine_protocol_error")
+
+
+@pytest.mark.parametrize("body", [b'{"error": 1e400}', b'{"error": {"message": "\xff"}}'])
+def test_an_error_that_cannot_be_read_in_whole_is_still_one_in_the_clients_form(body: bytes) -> None:
+    error = json.loads(in_style(ErrorStyle.ANTHROPIC, 422, body))["error"]
+    assert error == {"type": "invalid_request_error", "message": "the replica refuses the request"}
 
 
 async def test_a_replicas_garbage_is_cut_in_messages_and_log(serve: Serve) -> None:

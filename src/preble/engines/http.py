@@ -251,7 +251,7 @@ class HttpAnswer:
         self.require_ok()
         try:
             decoded: T = msgspec.json.decode(self.content, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise self.client.error(
                 EngineProtocolError, f"answers {self.path} with something else ({error})"
             ) from error

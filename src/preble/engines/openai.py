@@ -120,7 +120,7 @@ def request_error(content: bytes) -> RequestError:
     """Return what an engine says of a body that it does not like, as the client may see it."""
     try:
         body = msgspec.json.decode(content, type=ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         body = ErrorBody()
     detail = body.error or ErrorDetail()
     message = detail.message or body.message or "the engine cannot tokenize this request"

@@ -105,7 +105,10 @@ def without_stream(body: bytes) -> bytes:
     """
     if b'"stream' not in body:
         return body
-    fields = msgspec.json.decode(body, type=dict[str, Raw])
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):  # SGLang says what is wrong
+        return body
     return msgspec.json.encode({name: value for name, value in fields.items() if name not in _OF_STREAMS})
 
 

@@ -98,7 +98,7 @@ def _replica(body: bytes) -> ReplicaConfig:
     """Raises: RequestError."""
     try:
         table: Any = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(table, (dict, str)):
         raise RequestError('the body is neither a URL nor an object such as {"url": "http://10.0.0.5:8000"}')

@@ -26,6 +26,8 @@ from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.relay import Relay
 from preble.gateway.requests.replies import reply_refusal
 from preble.prompts.endpoints import JSON_TYPE, MOST_TOKENS, Prompt, Usage
+from preble.prompts.endpoints.answers import decoded_answer
+from preble.prompts.endpoints.bodies import FIELDS, WHOLE, decoded
 from preble.serving import ParsedRequest
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class _Prompts:
         self._prompts = parsed.fields.prompts
         self._relays = relays
         self._turns = asyncio.Semaphore(at_once)
-        self._fields = msgspec.json.decode(parsed.body, type=dict[str, Raw])
+        self._fields: dict[str, Raw] = decoded(FIELDS, parsed.body)
         self.num_choices = parsed.fields.num_choices
         """Of each prompt."""
         shared = sum(len(name) + len(value) for name, value in self._fields.items() if name != "prompt")
@@ -140,14 +142,14 @@ async def _answer_whole(client: JsonRequest, parsed: ParsedRequest, prompts: _Pr
 
 
 def _merged(answers: list[bytes], n: int) -> bytes:
-    """Return one answer with all choices in order and the sum of the usages."""
-    decoded = [msgspec.json.decode(answer) for answer in answers]
+    """Return one answer with all choices in order and the sum of the usages. Raises: EngineProtocolError."""
+    wholes = [decoded_answer(WHOLE, answer, "a completion") for answer in answers]
     total = _Total()
     choices = []
-    for i, answer in enumerate(decoded):
+    for i, answer in enumerate(wholes):
         choices += _reindexed(answer, i * n)
         total.add(answer.get("usage"))
-    merged = {**decoded[0], "choices": choices}
+    merged = {**wholes[0], "choices": choices}
     if usage := total.usage():
         merged["usage"] = usage
     return msgspec.json.encode(merged)
@@ -231,11 +233,8 @@ class _Part:
 
 
 def _reindexed_event(data: bytes, offset: int) -> dict[str, Any]:
-    try:
-        decoded = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise EngineProtocolError(f"the replica streamed something that is not a completion: {error}") from error
-    return {**decoded, "choices": _reindexed(decoded, offset)}
+    whole = decoded_answer(WHOLE, data, "a stream of a completion")
+    return {**whole, "choices": _reindexed(whole, offset)}
 
 
 class _MergedStream:

@@ -12,6 +12,7 @@ from preble.prompts.chats.from_anthropic import chat_of_message
 from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
 from preble.prompts.endpoints.bodies import (
     BYTES_PER_TOKEN,
+    WHOLE,
     Fields,
     PromptLimits,
     decoded,
@@ -44,7 +45,7 @@ def read_messages(body: bytes, limits: PromptLimits) -> Fields:
     return Fields(
         model=given.model,
         stream=bool(given.stream),
-        chat=msgspec.json.encode(chat_of_message(msgspec.json.decode(body))),
+        chat=msgspec.json.encode(chat_of_message(decoded(WHOLE, body))),
         is_translated=True,
         max_output_tokens=positive(given.max_tokens),
         cache_salt=given.cache_salt,

@@ -158,6 +158,10 @@ class ChatBody(SessionFields, kw_only=True):
 _COMPLETION = msgspec.json.Decoder(CompletionBody)
 _CHAT = msgspec.json.Decoder(ChatBody)
 _TEXT = msgspec.json.Decoder(str)
+WHOLE = msgspec.json.Decoder(dict[str, Any])
+FIELDS = msgspec.json.Decoder(dict[str, Raw])
+"""A body in whole, and its fields by name, each as it came. What was read of a body before may have skipped what these
+cannot read: names and texts that are no UTF-8, numbers that are too large."""
 _IDS = msgspec.json.Decoder(list[TokenId])
 _IN_NO_INTEGER = b'.eEn"[{'
 """Every JSON value but an integer has one of these, and so has every list and object."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from types import MappingProxyType
+from typing import Any
 
 import msgspec
 
@@ -98,7 +99,10 @@ def in_style(style: ErrorStyle, status: int, body: bytes) -> bytes:
     """
     if style is not ErrorStyle.ANTHROPIC:
         return body
-    given = msgspec.json.decode(body)
+    try:
+        given: dict[str, Any] = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # what it says cannot be shown in another form
+        given = {}
     if given.get("type") == "error":
         return body
     inner = given.get("error")

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, unpack_tokens
+from preble.prompts.endpoints.bodies import FIELDS, decoded
 from preble.prompts.endpoints.table import COMPLETIONS, GENERATE
 
 _FIELDS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -37,10 +38,13 @@ _ENCODED_AT_ONCE = 8192 * TOKEN_BYTES
 
 
 async def with_ids(path: str, body: bytes, tokens: PackedTokens) -> bytes:
-    """Return the body with `tokens` in place of its text; unchanged if the engine's answer may differ then."""
+    """Return the body with `tokens` in place of its text; unchanged if the engine's answer may differ then.
+
+    Raises: RequestError: the body is not valid JSON.
+    """
     if path not in _FIELDS:
         return body
-    fields = msgspec.json.decode(body, type=dict[str, Raw])
+    fields = decoded(FIELDS, body)
     text, ids = _FIELDS[path]
     is_one_text = bytes(fields.pop(text, Raw(b""))).startswith(b'"')
     if not is_one_text or any(_may_differ(fields[name], name) for name in fields.keys() - _SAME_ANSWER[path]):

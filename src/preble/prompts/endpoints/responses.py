@@ -13,7 +13,7 @@ from msgspec import Raw, Struct
 from preble.errors import RequestError
 from preble.prompts.chats.from_responses import chat_of_response
 from preble.prompts.endpoints.answers import PromptTokensDetails, Usage, decoded_answer
-from preble.prompts.endpoints.bodies import Fields, PromptLimits, decoded, positive
+from preble.prompts.endpoints.bodies import WHOLE, Fields, PromptLimits, decoded, positive
 from preble.prompts.endpoints.events import EventForm, usage_objects
 from preble.prompts.endpoints.shared_fields import SessionFields, check_fields, session_in, tier_in
 
@@ -41,7 +41,7 @@ def read_response(body: bytes, limits: PromptLimits) -> Fields:
     return Fields(
         model=given.model or None,
         stream=bool(given.stream),
-        chat=msgspec.json.encode(chat_of_response(msgspec.json.decode(body))),
+        chat=msgspec.json.encode(chat_of_response(decoded(WHOLE, body))),
         is_translated=True,
         special_tokens_on_vllm=True,
         continues=given.previous_response_id,

@@ -13,19 +13,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import chain, groupby
 from math import inf
+from typing import Any
 
 import msgspec
 
 from preble.core.types import TOKEN_BYTES, PackedTokens, pack_tokens, unpack_tokens
 from preble.engines.media_marks import STAND_IN, mark_of, with_stand_ins
 from preble.errors import RequestError
-from preble.prompts.endpoints.bodies import Text, decode_chat
+from preble.prompts.endpoints.bodies import FIELDS, Text, decode_chat, decoded
 from preble.prompts.tokens.source import Asker
 
 _CONTENT = b'"content"'
 _LIST_FOLLOWS = re.compile(rb"\s*:\s*\[")
 _MAY_BE_MEDIA = (b"image", b"video", b"audio", b"file")
 _DECODED_AT_ONCE_BYTES = 128 * 1024
+_MESSAGES = msgspec.json.Decoder(list[Any])
 
 
 class TokensWithMedia(ABC):
@@ -90,10 +92,10 @@ def without_media(body: bytes, path: str) -> tuple[bytes, list[str]]:
     """Return the chat with a stand-in for each medium, and the media's identifiers. Raises: RequestError."""
     fields = decode_chat(body)
     settings = b"".join(bytes(raw) for raw in (fields.mm_processor_kwargs, fields.media_io_kwargs) if raw != b"null")
-    messages, identifiers = with_stand_ins(msgspec.json.decode(fields.messages), path, settings)
+    messages, identifiers = with_stand_ins(decoded(_MESSAGES, fields.messages, "messages"), path, settings)
     if not identifiers:
         return body, []
-    whole = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    whole = decoded(FIELDS, body)
     whole["messages"] = msgspec.Raw(msgspec.json.encode(messages))
     return msgspec.json.encode(whole), identifiers
 
