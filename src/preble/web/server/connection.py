@@ -29,8 +29,8 @@ from preble.web.server.connection_limit import Access, ConnectionLimit
 from preble.web.server.tcp import bytes_in_socket, bytes_unread, is_half_closed, is_reset
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter. Also the most
-between two pieces of a body, and after the last: a chunk's size may have an extension, and trailers may follow."""
+"""The most bytes of request line and headers, plus at most one read from the socket; nginx takes a quarter. Also the
+most between two pieces of a body, and after the last: a chunk's size may have an extension, and trailers may follow."""
 HEAD_S = 60.0
 """How long a connection may last without a complete request head."""
 PROBE_HEAD_S = 2.0
@@ -232,8 +232,7 @@ class ClientConnection(asyncio.Protocol):
             self._newest.body_ended()
 
     def _pass_body_on(self) -> None:
-        """Pass on what a read has brought of a body in one piece: in chunks of a few bytes, each would take the memory of
-        many."""
+        """Pass on what a read brought of a body in one piece: each of many tiny ones would take more than its size."""
         if pieces := self._pieces:
             self._bare_bytes = 0
             self._pieces = []
