@@ -14,7 +14,7 @@ from preble.engines.launch import Fleet
 from support.own_vllm import own_vllm
 from support.servers import nixl_packages
 
-LEASE_S = 4
+LEASE_S = 6
 """How long a replica keeps what another one is to fetch. As vLLM comes it is 30."""
 
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
-
-import msgspec
 
 from preble.core.types import ReplicaId
 from preble.core.types.life import TransferFailed, Transferred
@@ -81,12 +78,3 @@ class PairedEngine(Engine):
 
     async def close(self) -> None:
         """Close nothing: the connections are those of the two."""
-
-
-def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """Return a JSON object that is not empty, with these fields in front of the others.
-
-    >>> with_fields(b'{"prompt": "x"}', {"bootstrap_room": 7})
-    b'{"bootstrap_room":7,"prompt": "x"}'
-    """
-    return msgspec.json.encode(dict(fields))[:-1] + b"," + body.lstrip()[1:].lstrip()

@@ -15,9 +15,10 @@ from itertools import count
 
 from preble.config import LimitsConfig, TargetsConfig
 from preble.core.types import NO_TARGET
+from preble.engines.json_fields import put_last
 from preble.errors import Overloaded, RequestError
 from preble.prompts.endpoints import Endpoint, Fields
-from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits, with_field
+from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits
 from preble.prompts.endpoints.shared_fields import SESSION_NAME
 from preble.rules.callers import ANYBODY, Caller
 from preble.rules.key_limits import KeyLimits
@@ -110,7 +111,7 @@ def parse_request(
     if caller.name and (salt := caller.cache_salt(fields.cache_salt)) != fields.cache_salt:
         fields.cache_salt = salt
         if salts and salt and endpoint.salt_field:
-            body = with_field(body, endpoint.salt_field, salt)
+            body = put_last(body, {endpoint.salt_field: salt})
     return ParsedRequest(endpoint, headers, body, request_id, fields, caller, arrived_at)
 
 

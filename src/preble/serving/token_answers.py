@@ -23,7 +23,7 @@ _AT_ONCE_BYTES = 128 * 1024
 _MEDIA = (b'"image', b'"video', b'"audio', b'"input_image', b'"input_audio', b'"file')
 
 
-class TokenizeBody(Struct):
+class _TokensWanted(Struct):
     """vLLM's two forms in one: `prompt` or `messages`."""
 
     model: str | None = None
@@ -34,12 +34,12 @@ class TokenizeBody(Struct):
     chat_template: str | None = None
 
 
-class DetokenizeBody(Struct):
+class _TextWanted(Struct):
     tokens: Raw
     model: str | None = None
 
 
-_TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(TokenizeBody), msgspec.json.Decoder(DetokenizeBody)
+_TOKENIZE, _DETOKENIZE = msgspec.json.Decoder(_TokensWanted), msgspec.json.Decoder(_TextWanted)
 
 
 class TokenAnswers:
@@ -61,7 +61,7 @@ class TokenAnswers:
         return None if answer is None else await _beside(len(body), msgspec.json.encode, answer)
 
     async def _ids(self, body: bytes) -> dict[str, Any] | None:
-        given: TokenizeBody = await _beside(len(body), decoded, _TOKENIZE, body)
+        given: _TokensWanted = await _beside(len(body), decoded, _TOKENIZE, body)
         is_chat = bytes(given.messages) not in (b"", b"null")
         if given.return_token_strs or given.chat_template or is_chat == bool(given.prompt):
             return None
@@ -81,7 +81,7 @@ class TokenAnswers:
         return (r.info.max_model_len for r in self._replicas.values() if model is None or model in r.info.models)
 
     async def _text(self, body: bytes) -> dict[str, Any]:
-        given: DetokenizeBody = await _beside(len(body), decoded, _DETOKENIZE, body)
+        given: _TextWanted = await _beside(len(body), decoded, _DETOKENIZE, body)
         self._replicas.check_model(model := given.model or None)
         longest = max((limit or inf for limit in self._limits(model)), default=inf)
         ids = await _beside(len(body), decode_ids, given.tokens, longest, "tokens")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol, final
 
 from preble.core.types import Request
+from preble.engines.json_fields import put_last
 from preble.errors import (
     EngineError,
     EngineGone,
@@ -18,7 +19,6 @@ from preble.errors import (
 )
 from preble.gateway.requests.attempt import Attempt, Sink
 from preble.gateway.requests.states import AttemptState
-from preble.prompts.endpoints.bodies import with_field
 from preble.serving import (
     NOT_NOW,
     Intake,
@@ -153,7 +153,7 @@ class Relay:
                 headers = {**headers, **span.headers}
             body = self._body if self._with_ids is None else self._body_at(placed, self._with_ids)
             if (priority := self._serving.priority(parsed, placed)) is not None:
-                body = with_field(body, "priority", priority)
+                body = put_last(body, {"priority": priority})
             attempt = Attempt(
                 placed,
                 parsed.endpoint,

@@ -236,15 +236,6 @@ def positive(limit: int | None) -> int | None:
     return min(limit, MOST_TOKENS) if limit is not None and limit > 0 else None
 
 
-def with_field(body: bytes, field: str, value: str | int) -> bytes:
-    """Return the JSON object `body`, which is not empty, with this field; of two of a name, parsers take the later.
-
-    >>> with_field(b'{"prompt": "a"} ', "cache_salt", "s")
-    b'{"prompt": "a","cache_salt":"s"}'
-    """
-    return body.rstrip()[:-1] + b',"%b":' % field.encode() + msgspec.json.encode(value) + b"}"
-
-
 def decoded(decoder: msgspec.json.Decoder[Any], data: bytes | Raw, param: str | None = None) -> Any:
     """Decode a body, or the field `param` of one. Raises: RequestError: not JSON, or of a wrong type."""
     try:
