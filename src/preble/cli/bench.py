@@ -89,10 +89,10 @@ def _settings(
 def _deliver(result: BenchResult, json_file: Path | None, plot: Path | None) -> None:
     from rich.console import Console
 
-    from preble.lab.bench.report import results_table
+    from preble.lab.bench.report import print_results
 
     if write_json(json_file, result):
-        Console().print(results_table({result.settings.plan.source: result}))
+        print_results(Console(), {result.settings.plan.source: result})
     if plot is not None:
         from preble.lab.bench.plot import draw_results
 

@@ -94,7 +94,7 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
     Example:
       preble demo --engine emulator
     """
-    from preble.lab.bench.report import results_table
+    from preble.lab.bench.report import print_results
     from preble.lab.report import require_matplotlib
     from preble.lab.workloads import WorkloadPlan
 
@@ -119,7 +119,7 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
     from preble.lab.bench.comparison import joined
 
     results = {policy: joined(of_policy) for policy, of_policy in turns.items()}
-    Console().print(results_table(results, title=f"{scenario.replicas} replicas: {scenario.what}"))
+    print_results(Console(), results, f"{scenario.replicas} replicas: {scenario.what}")
     _conclude(turns)
     _write(engine, turns, out)
     click.echo(f"The same as {out / 'result.json'} and {out / 'result.png'}.")

@@ -18,7 +18,7 @@ from preble.errors import ConfigError
 from preble.logs import configure_logging
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console
 
     from preble.decisions.writer import LogWriter
     from preble.lab.sim import SimConfig, SimResult
@@ -108,11 +108,11 @@ def _deliver(result: SimResult, json_file: Path | None) -> None:
     from rich.console import Console
 
     if write_json(json_file, result):
-        Console().print(_table(result))
+        _print(Console(), result)
 
 
-def _table(result: SimResult) -> Group:
-    from preble.lab.bench.report import cells_table, summary_cells
+def _print(console: Console, result: SimResult) -> None:
+    from preble.lab.bench.report import print_cells, summary_cells
 
     config = result.config
     duration_s = result.summary.duration_s * max(len(result.replicas), 1)
@@ -127,4 +127,4 @@ def _table(result: SimResult) -> Group:
         cells["replicas added to a prefix between requests"] = str(sum(change.added for change in result.replications))
         cells["and given up again"] = str(sum(not change.added for change in result.replications))
     title = f"simulated: {config.replicas} x {config.profile.name}, {config.num_blocks * config.block_size:,} KV tokens"
-    return cells_table({config.policy: cells}, f"{title}, seed {config.seed}\n{result.workload_note}")
+    print_cells(console, {config.policy: cells}, f"{title}, seed {config.seed}\n{result.workload_note}")

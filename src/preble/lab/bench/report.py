@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from preble.lab.bench.counters import total
 from preble.lab.bench.run import BenchResult
 from preble.lab.metrics.itl import Itl
 from preble.lab.metrics.summary import Summary, TimeSummary
+from preble.lab.report import Table, print_tables
 
 FORMULAS = (
     "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1); "
@@ -22,27 +21,21 @@ ENGINE_HITS = "hits (engines)"
 ENGINE_FORMULA = f"; {ENGINE_HITS}: by the engines' own counters"
 
 
-def results_table(results: Mapping[str, BenchResult], title: str = "") -> Group:
-    """Return a table: a row for each number that at least one run has, a column for each run, in order."""
+def print_results(console: Console, results: Mapping[str, BenchResult], title: str = "") -> None:
+    """Print a table: a row for each number that at least one run has, a column for each run, in order."""
     names = {name: f"{name} (partial)" if result.partial else name for name, result in results.items()}
-    return cells_table({names[name]: _cells(result) for name, result in results.items()}, title)
+    print_cells(console, {names[name]: _cells(result) for name, result in results.items()}, title)
 
 
-def cells_table(columns: Mapping[str, Mapping[str, str]], title: str = "") -> Group:
-    """Return a table from each run's label -> text, and below it what the labels mean.
+def print_cells(console: Console, columns: Mapping[str, Mapping[str, str]], title: str = "") -> None:
+    """Print a table from each run's label -> text, and below it what the labels mean.
 
     Its rows are the labels that any run has, in the first run's order.
     """
-    table = Table(title=title or None)
-    table.add_column("")
-    for name in columns:
-        table.add_column(name, justify="right")
     labels = dict.fromkeys(label for cells in columns.values() for label in cells)
-    for label in labels:
-        cells = [column.get(label, "") for column in columns.values()]
-        if any(cells):
-            table.add_row(label, *(cell or "-" for cell in cells))
-    return Group(table, Text(FORMULAS + (ENGINE_FORMULA if ENGINE_HITS in labels else "")))
+    rows = [[label, *(cells.get(label) or "-" for cells in columns.values())] for label in labels]
+    print_tables(console, Table(["", *columns], [row for row in rows if {*row[1:]} != {"-"}], title))
+    console.print(FORMULAS + (ENGINE_FORMULA if ENGINE_HITS in labels else ""), markup=False, highlight=False)
 
 
 def summary_cells(summary: Summary) -> dict[str, str]:

@@ -23,7 +23,7 @@ from preble.lab.bench.completion_stream import server_sent_data
 from preble.lab.bench.counters import CacheCounters, parse_counters
 from preble.lab.bench.load import run_load
 from preble.lab.bench.plot import draw_results
-from preble.lab.bench.report import results_table
+from preble.lab.bench.report import print_results
 from preble.lab.metrics import RequestRecord, Slo, summarize
 from preble.lab.metrics.itl import itl
 from preble.lab.workloads import Segment, Workload, WorkloadPlan, WorkloadRequest
@@ -362,7 +362,7 @@ async def test_a_result_is_drawn_and_tabled(tmp_path: Path, asks_engines: bool) 
     draw_results(results, tmp_path / "deep" / "figure.png", "title")
     assert (tmp_path / "deep" / "figure.png").read_bytes().startswith(b"\x89PNG")
     printed = StringIO()
-    Console(file=printed, width=100).print(results_table(results))
+    print_results(Console(file=printed, width=100), results)
     table, below = re.split("└.*\n", printed.getvalue())
     assert table.splitlines()[1].replace("┃", " ").split() == ["one", "two"]
     assert below.startswith("TTFT = first token - scheduled; ")
