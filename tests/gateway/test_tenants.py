@@ -15,7 +15,7 @@ from gateway.conftest import Serve, Served
 from gateway.fakes import gated, replicas, rubbish, status
 from preble.config import AuthConfig, LimitsConfig
 from preble.config.keys import KeyConfig, load_keys
-from preble.engines.json_fields import put_last
+from preble.engines.json_fields import add_fields_after
 from preble.errors import ConfigError, Overloaded, RequestError
 from preble.gateway.http.access import KeyRing
 from preble.prompts.endpoints.bodies import PromptLimits, read_chat
@@ -285,7 +285,9 @@ def test_a_bad_file_of_keys_is_refused_with_the_place(tmp_path: Path, text: str,
 
 
 def test_a_salt_goes_before_what_the_client_wrote() -> None:
-    assert json.loads(put_last(b' {"cache_salt": "theirs"} \n', {"cache_salt": "ours"})) == {"cache_salt": "ours"}
+    assert json.loads(add_fields_after(b' {"cache_salt": "theirs"} \n', {"cache_salt": "ours"})) == {
+        "cache_salt": "ours"
+    }
 
 
 async def test_a_key_has_its_limits(serve: Serve, tmp_path: Path) -> None:

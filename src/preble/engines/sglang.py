@@ -19,7 +19,7 @@ import msgspec
 from preble.core.types import ReplicaSpec, Role
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, PriorityOrder
 from preble.engines.http import HttpClient
-from preble.engines.json_fields import put_first
+from preble.engines.json_fields import add_fields_before
 from preble.engines.kv_events import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
@@ -176,7 +176,7 @@ class SglangEngine(ReportingEngine):
         """
         request_id = f"preble-{uuid4().hex}"
         if self.role is not Role.MIXED and path in GENERATING_PATHS and not body.startswith(_PAIRED):
-            body = put_first(body, _NO_TRANSFER)  # a question of our own
+            body = add_fields_before(body, _NO_TRANSFER)  # a question of our own
         changed = with_adapter(body, self.adapters)
         named = with_request_id(changed, request_id) if path in GENERATING_PATHS else None
         if named is None:

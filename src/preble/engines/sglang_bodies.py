@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from preble.engines.json_fields import put_first
+from preble.engines.json_fields import add_fields_before
 
 GENERATING_PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/generate", "/invocations"})
 """Paths whose bodies take the id of a request. SGLang refuses one for a list of texts to embed."""
@@ -47,7 +47,7 @@ def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
         return body
     if not isinstance(named.model, str) or named.model not in adapters or named.lora_path is not None:
         return body
-    return put_first(body, {"lora_path": named.model})
+    return add_fields_before(body, {"lora_path": named.model})
 
 
 def with_request_id(body: bytes, request_id: str) -> bytes | None:
@@ -68,7 +68,7 @@ def with_request_id(body: bytes, request_id: str) -> bytes | None:
         or _is_list_of_prompts(bytes(shape.prompt))
     ):
         return None
-    return None if body.lstrip()[1:].lstrip().startswith(b"}") else put_first(body, {"rid": request_id})
+    return None if body.lstrip()[1:].lstrip().startswith(b"}") else add_fields_before(body, {"rid": request_id})
 
 
 class _Several(msgspec.Struct):

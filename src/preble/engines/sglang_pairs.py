@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from preble.core.types.life import TRANSFER_FAILED, TRANSFERRED
-from preble.engines.json_fields import put_first
+from preble.engines.json_fields import add_fields_before
 from preble.engines.pairs import PairedEngine
 from preble.engines.reporting import RANK_HEADER
 from preble.engines.sglang_bodies import GENERATING_PATHS, num_answers, without_stream
@@ -55,7 +55,7 @@ class SglangPair(PairedEngine):
             raise self.prefill.http.error(EngineRefused, "computes no prompts for others any more")
         host, _, port = self.prefill.kv_peer.rpartition(":")
         room = draw_room(self.prefill.num_ranks, self.prefill.rank or 0)
-        both = put_first(body, {"bootstrap_host": host, "bootstrap_port": int(port), "bootstrap_room": room})
+        both = add_fields_before(body, {"bootstrap_host": host, "bootstrap_port": int(port), "bootstrap_room": room})
         legs = PairedLegs(self, receiver)
         of_source = {name: value for name, value in headers.items() if name != RANK_HEADER}  # it names who decodes
         legs.begin(

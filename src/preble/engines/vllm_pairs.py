@@ -21,7 +21,7 @@ from msgspec import Raw
 from preble.core.types import PART_OF_LEASE
 from preble.core.types.life import TRANSFER_FAILED, TransferFailed
 from preble.engines.adapter import Engine
-from preble.engines.json_fields import put_first
+from preble.engines.json_fields import add_fields_before
 from preble.engines.pairs import PairedEngine
 from preble.errors import EngineError, EngineRefused
 from preble.web.client.pool import Ongoing, Receiver
@@ -215,7 +215,7 @@ class _LegsInTurn:
             self._give_up(reason, is_busy=self._status in (429, 503))
             return
         self._leave_source()
-        self._decode(put_first(self._body, {"kv_transfer_params": params}))
+        self._decode(add_fields_before(self._body, {"kv_transfer_params": params}))
 
     def failed(self, error: EngineError) -> None:
         self._give_up(str(error))

@@ -15,7 +15,7 @@ from itertools import count
 
 from preble.config import LimitsConfig, TargetsConfig
 from preble.core.types import NO_TARGET
-from preble.engines.json_fields import put_last
+from preble.engines.json_fields import add_fields_after
 from preble.errors import Overloaded, RequestError
 from preble.prompts.endpoints import Endpoint, Fields
 from preble.prompts.endpoints.bodies import KnownPrefix, PromptLimits
@@ -111,7 +111,7 @@ def parse_request(
     if caller.name and (salt := caller.cache_salt(fields.cache_salt)) != fields.cache_salt:
         fields.cache_salt = salt
         if salts and salt and endpoint.salt_field:
-            body = put_last(body, {endpoint.salt_field: salt})
+            body = add_fields_after(body, {endpoint.salt_field: salt})
     return ParsedRequest(endpoint, headers, body, request_id, fields, caller, arrived_at)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol, final
 
 from preble.core.types import Request
-from preble.engines.json_fields import put_last
+from preble.engines.json_fields import add_fields_after
 from preble.errors import (
     EngineError,
     EngineGone,
@@ -153,7 +153,7 @@ class Relay:
                 headers = {**headers, **span.headers}
             body = self._body if self._with_ids is None else self._body_at(placed, self._with_ids)
             if (priority := self._serving.priority(parsed, placed)) is not None:
-                body = put_last(body, {"priority": priority})
+                body = add_fields_after(body, {"priority": priority})
             attempt = Attempt(
                 placed,
                 parsed.endpoint,
