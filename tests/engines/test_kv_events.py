@@ -26,7 +26,8 @@ from preble.core.types import (
     pack_tokens,
     unpack_tokens,
 )
-from preble.engines.kv_events import LARGE_BYTES, EventIntake, KvEventStream
+from preble.engines.kv_events import KvEventStream
+from preble.engines.kv_intake import LARGE_BYTES, EventIntake
 from preble.engines.kv_sockets import KvEventEndpoints, KvMessage
 from preble.engines.kv_subscription import Subscription
 from preble.engines.kv_wire import WireRemoved, decode_large

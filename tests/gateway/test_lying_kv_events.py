@@ -16,7 +16,8 @@ from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
-from preble.engines.kv_events import EventIntake, KvEventStream
+from preble.engines.kv_events import KvEventStream
+from preble.engines.kv_intake import EventIntake
 from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, KvMessage
 from support.gateways import PROFILE
 from support.waiting import eventually

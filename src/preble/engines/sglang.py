@@ -20,7 +20,7 @@ from preble.core.types import ReplicaSpec, Role
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, PriorityOrder
 from preble.engines.http import HttpClient
 from preble.engines.json_fields import add_fields_before
-from preble.engines.kv_events import KvEventEndpoints
+from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.load_stream import LoadStream
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine, bracketed

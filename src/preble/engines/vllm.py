@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from preble.core.types import KV_LEASE_S, ReplicaSpec
 from preble.engines.adapter import Engine, EngineInfo, PriorityOrder
 from preble.engines.http import HttpAnswer, HttpClient
-from preble.engines.kv_events import KvEventEndpoints
+from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
 from preble.engines.vllm_pairs import NIXL, VllmPair, lease_s
