@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from preble.emulator import EmulatorConfig, EmulatorServer
-from preble.engines.commands import free_ports
+from preble.engines.ports import free_ports
 from preble.engines.vllm import copy_source
 from preble.lab.profiling.link import BYTES_COPIED
 from support.linked import KV_BYTES, linked_profile

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 from preble.core.types import CacheCleared, ReplicaId, Role
 from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect, vllm
 from preble.engines.adapter import EngineLoad, PriorityOrder
-from preble.engines.commands import free_ports
+from preble.engines.ports import free_ports
 from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
 from preble.engines.vllm import VllmEngine, read_cache_config

@@ -19,8 +19,10 @@ import pytest
 
 from preble.core.types import Role
 from preble.engines import commands, connect, guard
-from preble.engines.commands import LaunchOptions, commands_for, find_vllm, free_ports
+from preble.engines.commands import LaunchOptions, commands_for
 from preble.engines.launch import Fleet, ReplicaProcess
+from preble.engines.ports import free_ports
+from preble.engines.programs import find_vllm
 from preble.engines.vllm import TransferConfig
 from preble.errors import ConfigError, EngineGone, EngineTimeout
 from support.pairs import pair_of
@@ -442,7 +444,7 @@ def test_free_ports_are_none_that_clients_or_sglang_itself_may_be_given(
     told = tmp_path / "ip_local_port_range"
     if clients is not None:
         told.write_text(clients)
-    monkeypatch.setattr(commands, "_CLIENT_PORTS", told)  # the system's own, which no test may change
+    monkeypatch.setattr("preble.engines.ports._CLIENT_PORTS", told)  # the system's own, which no test may change
     for _ in range(200):
         ports = free_ports(4)
         assert min(ports) >= 10_000 and max(ports) < below

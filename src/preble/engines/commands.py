@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import shutil
-import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +12,8 @@ from typing import Literal
 
 from preble.core.types import Role
 from preble.engines.gpus import num_ranks, num_workers, shared_out, visible_gpus
+from preble.engines.ports import free_ports
+from preble.engines.programs import find_sglang, find_vllm, own_vllm
 from preble.engines.transfer_flags import OWN_NIXL, TransferWay, transfer_config
 from preble.errors import ConfigError
 
@@ -24,20 +23,9 @@ CPU_BLOCK_SIZE = 32
 CPU_KV_BYTES = 256 * 1024 * 1024
 CPU_KV_TOKENS = 65_536
 DEFAULT_PROFILE = "tiny-cpu"
-OWN_VLLM = Path(".engines") / "vllm" / "bin" / "vllm"
-OWN_SGLANG = Path(".engines") / "sglang" / "bin" / "python"
-SGLANG_CPU_LAUNCHER = Path("dev") / "engines" / "sglang_cpu" / "launch.py"
 
 SGLANG_PAGE_SIZE = 16
 """Tokens that it caches and announces together. Its own default is 1: an event for every token."""
-
-_PORTS = range(10_000, 22_000)
-"""An engine binds its ports many seconds after we chose them, so they lie below the range that systems take client
-ports from (32,768 on Linux as it comes) and the one that SGLang draws a port from at each start (22,000 to 29,999)."""
-
-_CLIENT_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-MIN_PORTS = 1000
-"""To choose from; with fewer, fleets that start at the same time would choose the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +117,7 @@ def _emulator_command(options: LaunchOptions, role: Role) -> Command:
 
 def _vllm_commands(options: LaunchOptions) -> list[Command]:
     executable = find_vllm(options.executable)
-    gpus = _gpus_for(options, is_own=executable == _own(OWN_VLLM))
+    gpus = _gpus_for(options, is_own=executable == own_vllm())
     return [_vllm_command(options, executable, of_one) for of_one in gpus]
 
 
@@ -246,50 +234,6 @@ def _role_args(role: Role, *, bootstrap_port: int, is_on_cpu: bool) -> list[str]
     return args
 
 
-def find_vllm(executable: Path | None) -> Path:
-    """Return the vllm program: the one given, else that of `.engines/` here or in a folder above, else the PATH's.
-
-    Raises: ConfigError: there is none.
-    """
-    if executable is not None:
-        if not os.access(executable, os.X_OK):
-            raise ConfigError(f"there is no vllm program {str(executable)!r}")
-        return executable
-    if (own := _own(OWN_VLLM)) is not None:
-        return own
-    if found := shutil.which("vllm"):
-        return Path(found)
-    raise ConfigError(
-        "vLLM is not installed: run `make engines` (or `python3 dev/setup.py vllm`) in a checkout of Preble, "
-        "or put your own vllm on the PATH"
-    )
-
-
-def find_sglang(executable: Path | None) -> tuple[tuple[str, ...], bool]:
-    """Return how to call SGLang's server, and whether it is that of `.engines/` here or in a folder above, for the CPU.
-
-    The program given goes first, then our own environment, then the PATH. Raises: ConfigError: there is none.
-    """
-    own = _own(OWN_SGLANG)
-    if executable is not None and not os.access(executable, os.X_OK):
-        raise ConfigError(f"there is no sglang program {str(executable)!r}")
-    if own is not None and executable in (None, own):
-        checkout = own.parents[len(OWN_SGLANG.parts) - 1]
-        return (str(own), str(checkout / SGLANG_CPU_LAUNCHER)), True
-    if found := executable or shutil.which("sglang"):
-        return (str(found), "serve"), False
-    raise ConfigError(
-        "SGLang is not installed: run `make engines` (or `python3 dev/setup.py sglang`) in a checkout of "
-        "Preble, or put your own sglang on the PATH"
-    )
-
-
-def _own(program: Path) -> Path | None:
-    """Return a program of `.engines/` here or in a folder above."""
-    here = Path.cwd()
-    return next((folder / program for folder in (here, *here.parents) if (folder / program).is_file()), None)
-
-
 def _own_nixl() -> Path | None:
     """Return the folder of NIXL's packages that `dev/setup.py` has made, here or in a folder above."""
     here = Path.cwd()
@@ -308,37 +252,3 @@ def _gpus_for(options: LaunchOptions, *, is_own: bool) -> list[str | None]:
     if not gpus and options.device == "auto":
         return on_cpu
     return [*shared_out(gpus, options.replicas, num_workers(options.extra_args))]
-
-
-def free_ports(count: int) -> list[int]:
-    """`count` free TCP ports that follow one another. Raises: ConfigError: none found."""
-    chance = random.SystemRandom()
-    candidates = _never_given_to_clients()
-    for _ in range(1000):
-        first = chance.choice(candidates[:-count])
-        ports = list(range(first, first + count))
-        if all(_is_free(port) for port in ports):
-            return ports
-    raise ConfigError(
-        f"found no {count} free ports between {candidates.start} and {candidates.stop}; what uses them all?"
-    )
-
-
-def _never_given_to_clients() -> range:
-    """Return those of `_PORTS` that this system gives to no client; all of them where it gives nearly every port."""
-    try:
-        first_of_clients = int(_CLIENT_PORTS.read_text(encoding="ascii").split()[0])
-    except (OSError, ValueError, IndexError):
-        return _PORTS
-    below = range(_PORTS.start, min(_PORTS.stop, first_of_clients))
-    return below if len(below) >= MIN_PORTS else _PORTS
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
