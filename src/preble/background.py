@@ -9,6 +9,10 @@ Raw tasks are for work that is awaited or short; a test lists them.
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from random import Random
@@ -132,3 +136,15 @@ async def _end_of(work: Callable[[], Coroutine[Any, Any, None]]) -> BaseExceptio
     except Exception as error:  # noqa: BLE001 (whatever it is: it is logged, and the work goes on)
         return error
     return None
+
+
+def end_with_parent() -> None:
+    """Leave Ctrl-C to the process that started this one, and end with it, even if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+
+
+def _follow_parent() -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)

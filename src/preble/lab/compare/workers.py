@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from preble import background
 from preble.errors import ConfigError, PrebleError
 from preble.lab.compare.early import watch_of
 from preble.lab.compare.plan import Cell
@@ -74,7 +73,7 @@ def workers(jobs: int | None) -> Iterator[Pool]:
     _require_main_guard()
     others = set(multiprocessing.active_children())
     # Fresh processes: a fork of one that has threads (a progress bar) may hang.
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=_begin_worker)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=background.end_with_parent)
     try:
         yield Pool(pool, jobs)
     except BrokenProcessPool as error:
@@ -96,16 +95,3 @@ def _require_main_guard() -> None:
             f"compare makes its runs in new processes, and each of them would run {script} again: write "
             'if __name__ == "__main__": above the lines that compare, or pass jobs=1'
         )
-
-
-def _begin_worker() -> None:
-    """Leave Ctrl-C to the parent, and end with it even if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import re
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
@@ -19,6 +16,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
+from preble import background
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.engines.adapter import Engine
 from preble.errors import EngineError, EngineProtocolError, EngineRefused, prompt_too_long
@@ -231,15 +229,8 @@ def _loaded(folder: Path, chat_template: Path | None, tools_bytes: int) -> Promp
 
 def _begin_worker(folder: Path, chat_template: Path | None, tools_bytes: int) -> None:
     """Load the tokenizer; leave Ctrl-C to the gateway; end when the gateway has, however it ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    background.end_with_parent()
     _loaded(folder, chat_template, tools_bytes)
-
-
-def _end_with_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _in_worker(source: Source, method: Callable[..., T], *args: object) -> T:
