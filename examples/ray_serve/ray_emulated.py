@@ -17,8 +17,9 @@ from preble.core.costs.model import CostModel
 from preble.core.types import pack_tokens
 from preble.emulator.app import EmulatorApp
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.engine import EmulatedEngine, Prompt
+from preble.emulator.engine import EmulatedEngine
 from preble.emulator.events import KvEventPublisher
+from preble.emulator.generation import Prompt
 from preble.emulator.placeholders import EmulatedMedia
 from preble.emulator.tokenizer import load_tokenizer
 from preble.emulator.web import EmulatorRequest

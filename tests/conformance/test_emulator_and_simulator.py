@@ -25,7 +25,8 @@ from preble.decisions.lines import ClearedLine, EvictedLine, Line, StoredLine, l
 from preble.decisions.names import LogNames
 from preble.decisions.reader import LogReader
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.engine import EmulatedEngine, Prompt
+from preble.emulator.engine import EmulatedEngine
+from preble.emulator.generation import Prompt
 from preble.lab.metrics import RequestRecord
 from preble.lab.metrics.itl import gap_key
 from preble.lab.sim import SimConfig, SimResult, Simulation

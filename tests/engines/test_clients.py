@@ -21,7 +21,8 @@ from preble.engines.adapter import EngineLoad, PriorityOrder
 from preble.engines.ports import free_ports
 from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
-from preble.engines.vllm import VllmEngine, read_cache_config
+from preble.engines.vllm import VllmEngine
+from preble.engines.vllm_answers import read_cache_config
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, EngineTimeout, RequestError
 from support.kv_changes import changes_of
 from support.kv_publisher import ScriptedPublisher, stored

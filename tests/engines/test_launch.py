@@ -23,7 +23,7 @@ from preble.engines.commands import LaunchOptions, commands_for
 from preble.engines.launch import Fleet, ReplicaProcess
 from preble.engines.ports import free_ports
 from preble.engines.programs import find_vllm
-from preble.engines.vllm import TransferConfig
+from preble.engines.vllm_answers import TransferConfig
 from preble.errors import ConfigError, EngineGone, EngineTimeout
 from support.pairs import pair_of
 from support.waiting import PATIENCE_S, eventually

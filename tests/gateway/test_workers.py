@@ -33,7 +33,7 @@ from preble.gateway.app import App
 from preble.gateway.handover import Inherited
 from preble.gateway.http.access import KeyRing
 from preble.gateway.workers import process, supervisor, worker
-from preble.gateway.workers.process import Cover, Drain, Settings
+from preble.gateway.workers.messages import Cover, Drain, Settings
 from preble.gateway.workers.supervisor import run_workers
 from preble.gateway.workers.worker import WorkerProcess
 from preble.serving import Serving

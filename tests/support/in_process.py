@@ -14,7 +14,8 @@ import msgspec
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.types import ReplicaId, ReplicaSpec, pack_tokens
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.engine import EmulatedEngine, Prompt
+from preble.emulator.engine import EmulatedEngine
+from preble.emulator.generation import Prompt
 from preble.emulator.peers import KvTransfer
 from preble.engines import EngineInfo
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from preble.emulator.engine import Generation, Piece
+from preble.emulator.generation import Generation, Piece
 from preble.emulator.protocol import server_sent
 
 DONE = b"data: [DONE]\n\n"

@@ -21,8 +21,9 @@ from preble.emulator.answers import DONE, Answer, Chat, Completion
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.content import Content, content_of
 from preble.emulator.decoding import Decode
-from preble.emulator.engine import EmulatedEngine, Generation, Prompt
+from preble.emulator.engine import EmulatedEngine
 from preble.emulator.events import own_namespace
+from preble.emulator.generation import Generation, Prompt
 from preble.emulator.other_answers import Generated, GeneratedTokens, MessageAnswer, Response
 from preble.emulator.placeholders import STAND_IN, EmulatedMedia
 from preble.emulator.protocol import (

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from preble.emulator.answers import DONE, Answer, Tally, call_id
-from preble.emulator.engine import Piece
+from preble.emulator.generation import Piece
 from preble.emulator.protocol import server_sent
 
 

@@ -23,7 +23,8 @@ import msgspec
 
 from preble.core.costs.model import CostModel
 from preble.core.types import TOKEN_BYTES, Request, RequestId
-from preble.emulator.engine import EmulatedEngine, Generation, Prompt
+from preble.emulator.engine import EmulatedEngine
+from preble.emulator.generation import Generation, Prompt
 from preble.emulator.protocol import PairedBody
 from preble.errors import RequestError
 

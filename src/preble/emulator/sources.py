@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from preble.core.types import TOKEN_BYTES, ReplicaId, Request, RequestId
-from preble.emulator.engine import EmulatedEngine, Prompt
+from preble.emulator.engine import EmulatedEngine
+from preble.emulator.generation import Prompt
 from preble.emulator.kept import KEPT_PATH, KeptKv, KeptName, address_in
 from preble.emulator.peers import KvTransfer, num_cached_blocks
 from preble.engines.http import HttpClient

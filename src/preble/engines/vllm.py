@@ -8,108 +8,36 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import msgspec
-from prometheus_client.parser import text_string_to_metric_families
-
-from preble.core.types import KV_LEASE_S, ReplicaSpec
+from preble.core.types import ReplicaSpec
 from preble.engines.adapter import Engine, EngineInfo, PriorityOrder
 from preble.engines.http import HttpAnswer, HttpClient
 from preble.engines.kv_sockets import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
+from preble.engines.vllm_answers import (
+    TransferConfig,
+    VersionAnswer,
+    VllmEventSource,
+    VllmServerInfo,
+    read_cache_config,
+)
 from preble.engines.vllm_pairs import NIXL, VllmPair, lease_s
 from preble.errors import EngineError, EngineProtocolError, EngineTimeout
 
 EMULATED_HEADER = b"x-preble-emulated"
-CACHE_CONFIG_METRIC = "vllm:cache_config_info"
-DEFAULT_BLOCK_SIZE = 16
 TIERS_METRIC = b"vllm:kv_offload_tiering"
 """Begins the names of the metrics of a vLLM with secondary tiers."""
 NIXL_METRIC = b"vllm:nixl_"
 """Begins the names of the metrics of a vLLM with NIXL."""
-_P2P_HOST, _P2P_PORT = "localhost", 5710
 _INFO_S = 5.0
 """For an answer that vLLM's first time takes seconds: it runs programs to look at its machine, and keeps the answer."""
 _MOST_LATE = 6
 """A vLLM that has not answered in time this often joins without copies: only that answer would allow them."""
 FIRST_TO_IGNORE_PRIORITY = (0, 32)
 """The first version that was tried; earlier ones may do so, too."""
-
-
-class VersionAnswer(msgspec.Struct):
-    version: str
-
-
-class VllmEventSource(msgspec.Struct):
-    """Where one data-parallel rank publishes its KV events."""
-
-    endpoint: str | None = None
-    enable_kv_cache_events: bool = True
-    publisher: str | None = "zmq"
-    replay_endpoint: str | None = None
-    topic: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheConfig:
-    """What the replica says of its KV cache. `num_blocks`: those of one data-parallel rank that can hold tokens."""
-
-    block_size: int
-    num_blocks: int | None
-    num_ranks: int = 1
-
-    @property
-    def capacity_tokens(self) -> int | None:
-        return None if self.num_blocks is None else self.num_blocks * self.block_size
-
-
-class SecondaryTier(msgspec.Struct):
-    """One of the secondary tiers in `kv_connector_extra_config`."""
-
-    type: str = ""
-    host: str = _P2P_HOST
-    port: int = _P2P_PORT
-
-
-class TierConfig(msgspec.Struct):
-    secondary_tiers: list[SecondaryTier] = []
-    kv_lease_duration: float = KV_LEASE_S
-    bidirectional_kv_xfer: bool = False
-
-
-class TransferConfig(msgspec.Struct):
-    kv_connector: str | None = None
-    kv_role: str | None = None
-    kv_load_failure_policy: str = "fail"
-    kv_connector_extra_config: TierConfig = msgspec.field(default_factory=TierConfig)
-
-    def against_splits(self) -> str | None:
-        """Return why a replica with NIXL must not split requests with others; None if it may.
-
-        >>> TransferConfig("NixlConnector", "kv_both").against_splits()
-        'kv_load_failure_policy is not recompute: a source that is gone would fail its requests'
-        """
-        if self.kv_role != "kv_both":
-            return "kv_role is not kv_both: any of them may compute or decode"
-        if self.kv_load_failure_policy != "recompute":
-            return "kv_load_failure_policy is not recompute: a source that is gone would fail its requests"
-        if self.kv_connector_extra_config.bidirectional_kv_xfer:
-            return "bidirectional_kv_xfer is on: it would keep what it has decoded for minutes"
-        return None if self.kv_connector_extra_config.kv_lease_duration > 0.0 else "kv_lease_duration is not positive"
-
-
-class VllmConfig(msgspec.Struct):
-    kv_transfer_config: TransferConfig | None = None
-
-
-class VllmServerInfo(msgspec.Struct):
-    """What matters of `/server_info`, which vLLM has in its development mode."""
-
-    vllm_config: VllmConfig
 
 
 def _is_emulated(answer: HttpAnswer) -> bool:
@@ -250,29 +178,3 @@ def _ignores_priority(version: str | None) -> bool:
     """
     found = re.match(r"(\d+)\.(\d+)", version or "")
     return found is not None and (int(found[1]), int(found[2])) >= FIRST_TO_IGNORE_PRIORITY
-
-
-def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
-    """Block size and number of blocks from Prometheus text; defaults where they are missing.
-
-    `has_null_block`: one of the reported blocks is a placeholder that never holds tokens, as in vLLM.
-    """
-    # Only this metric's lines: parsing all of a busy engine's histograms would take tens of milliseconds.
-    lines = [line for line in metrics.splitlines() if line.startswith(CACHE_CONFIG_METRIC)]
-    samples = [s for family in text_string_to_metric_families("\n".join(lines) + "\n") for s in family.samples]
-    if not samples:
-        return CacheConfig(DEFAULT_BLOCK_SIZE, None)
-    labels = samples[0].labels
-    num_ranks = len({sample.labels.get("engine") for sample in samples})
-    blocks = (positive(labels.get("num_gpu_blocks")) or 0) // num_ranks  # each rank's series has the sum of all
-    usable = blocks - 1 if blocks and has_null_block else blocks
-    return CacheConfig(positive(labels.get("block_size")) or DEFAULT_BLOCK_SIZE, usable or None, num_ranks)
-
-
-def positive(label: str | None) -> int | None:
-    """Return a label's value if it is a positive whole number.
-
-    >>> positive("32"), positive("None"), positive("0"), positive(None)
-    (32, None, None, None)
-    """
-    return int(label) if label and label.isascii() and label.isdigit() and int(label) > 0 else None

@@ -26,7 +26,8 @@ from preble.gateway.http.access import KeyRing
 from preble.gateway.reloading import Contents, contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.gateway.server import print_url, tell_of_listening
 from preble.gateway.workers.count import own_engine
-from preble.gateway.workers.process import PRIVATE, SCHEDULER, Cover, Drain, Settings, Start, Stop, remove_socket
+from preble.gateway.workers.messages import Cover, Drain, Settings, Start, Stop
+from preble.gateway.workers.process import PRIVATE, SCHEDULER, remove_socket
 from preble.gateway.workers.worker import NotNow, WorkerProcess
 from preble.web.server.listening import listen_shared
 from preble.web.server.open_files import raise_open_files_limit

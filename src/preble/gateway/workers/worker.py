@@ -17,7 +17,7 @@ from preble import background
 from preble.background import Backoff
 from preble.errors import ConfigError
 from preble.gateway import signals
-from preble.gateway.workers.process import (
+from preble.gateway.workers.messages import (
     Drain,
     Failed,
     Order,
@@ -29,8 +29,8 @@ from preble.gateway.workers.process import (
     Settings,
     Start,
     Stop,
-    run_process,
 )
+from preble.gateway.workers.process import run_process
 
 BEAT_S = 1.0
 SILENT_BEATS = 3
