@@ -22,7 +22,9 @@ the work that is left then, from W_i + P_i down to W_i, of which nobody waits fo
 another replica, where the least W of all others waits, and pay for a prompt there: `_TURNING_AWAY` times the prefill of
 a typical one, which has the geometric mean of the lengths. Where prompts are alike D_i is P_i (W_i + P_i/2). But a
 document of 100,000 tokens does not hold up the chats that come in the half minute that it takes: they go elsewhere, as
-long as there is a replica where they can.
+long as there is a replica where they can. Where one replica alone caches the longest prefix, those who use it would
+compute it elsewhere. So of those who come to this replica, the part u / r that uses it waits for up to E_i and the
+prefill of the prefix.
 
 A prefix that keeps its holders busy is not paid for by the request that first takes it to a further replica, since the
 next ones will want it there. Of a piece of the prompt that another replica holds and i does not, P_i counts the part
@@ -33,8 +35,8 @@ replica is copied before it does, and all else stays where it is, which leaves t
 no unit and depends on no window: rates and populations that grow together change nothing.
 
 Later users pay no more than they gain. If n uses come once the copy is there, it takes n s / (h + 1) seconds of work
-off the other holders. The discount is at most `_RELIEF` times that. The past tells n: we expect as many uses as there
-were, spread over as long as they took. A burst of a second on a document that takes six to compute will be
+off the other holders. The discount is at most `_RELIEF` times that. The past tells n (`PrefixHistory.later_uses`): if
+the uses go on, as many as there were. A burst of a second on a document that takes six to compute will be
 over before a copy is there. So it is computed once, and the burst waits for it. On a replica without a request in
 flight and with room for the copy, only those who come and do not use it would pay more. If u of r requests a second use
 it, the discount has no limit there on the part u / r.
@@ -79,7 +81,7 @@ _EXPLOIT: Final = Reason.EXPLOIT
 _REPLICATE: Final = Reason.REPLICATE
 """Compiled code looks a member up by its name each time."""
 
-_RELIEF: Final = 2.0
+_RELIEF: Final = 8.0
 """What a second that a copy takes off the other holders is worth, in seconds of prefill: who waits there gains, too."""
 
 
@@ -153,6 +155,9 @@ class _Delays(Sequence[Candidate]):
         "_replicas",
         "_requests_per_s",
         "_slowness",
+        "_sole",
+        "_staying",
+        "_staying_s",
         "_together_s",
         "_ttft_value",
         "_waiting_s",
@@ -190,6 +195,18 @@ class _Delays(Sequence[Candidate]):
         self._elsewhere_s = _least_of_others(
             [_TURNING_AWAY * typical_s + self._waiting_s[replica] for replica in replicas]
         )
+        self._sole, self._staying, self._staying_s = -1, 0.0, 0.0
+        if self._requests_per_s and self.most_matched and self.matched.count(self.most_matched) == 1:
+            self._note_sole_holder(view, most_cached_s)
+
+    def _note_sole_holder(self, view: ClusterView, prefill_s: float) -> None:
+        """Note which part of those who come to the only holder of the prefix use it, if any of them would turn away."""
+        i = self.matched.index(self.most_matched)
+        if self._waiting_s[self._replicas[i]] + self._own_prefill_s(i, prefill_s) > self._elsewhere_s[i]:
+            uses_per_s = view.pieces(self.most_matched, beyond=self.most_matched - 1)[-1].uses_per_s
+            self._sole = i
+            self._staying = min(uses_per_s * len(self._replicas) / self._requests_per_s, 1.0)
+            self._staying_s = self._elsewhere_s[i] + view.cost_model.prefill_s(self.most_matched)
 
     def _loads(self, view: ClusterView) -> list[tuple[int, float]]:
         """Return how many tokens each replica has to load, and the seconds for which it would compute these."""
@@ -276,6 +293,9 @@ class _Delays(Sequence[Candidate]):
         """Return the delay that a prefill of `own` seconds adds."""
         waiting, elsewhere = self._waiting_s[replica], self._elsewhere_s[i]
         held_up = _wait_s(waiting + own, elsewhere) - _wait_s(waiting, elsewhere)
+        if i == self._sole:
+            staying_s = _wait_s(waiting + own, self._staying_s) - _wait_s(waiting, self._staying_s)
+            held_up += self._staying * (staying_s - held_up)
         return own * (self._ttft_value + self._num_requests[replica]) + self._crowd * held_up
 
     def _own_prefill_s(self, i: int, prefill_s: float) -> float:

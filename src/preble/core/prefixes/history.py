@@ -58,11 +58,12 @@ class PrefixHistory:
     def later_uses(self, now: float, ready_s: float) -> float:
         """Uses to expect that come `ready_s` from now or later.
 
-        What has gone on for some time is expected to go on for as long: as many uses as there were, in as many seconds.
+        What has gone on for `lasted_s` goes on for `ready_s` more with a chance of lasted_s / (lasted_s + ready_s). We
+        square it: a copy for a burst that ends harms everybody else, and one that comes late harms only the burst.
         """
         lasted_s = 2.0 * (now - self._mean_use_s)
         streak = self._streak * exp((self._used_s - now) / STREAK_S)
-        return streak * lasted_s / (lasted_s + ready_s) if lasted_s > 0 else 0.0
+        return streak * (lasted_s / (lasted_s + ready_s)) ** 2 if lasted_s > 0 else 0.0
 
     def note_running(self, more_tokens: float) -> None:
         """An answer to a request that begins with the prefix has this many tokens more than was noted, and goes on.

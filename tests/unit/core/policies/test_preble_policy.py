@@ -73,6 +73,32 @@ def test_who_comes_turns_away_from_a_long_prompt_where_another_replica_is_sooner
     assert candidate(placement, A).prefill_s == pytest.approx(10 * 4.0 + 16 * rate * held_up_s)
 
 
+def waited_s(prefill_s: float, at_most_s: float) -> float:
+    """The integral of what is left of a prefill, of which nobody waits for more than this."""
+    return prefill_s**2 / 2 if prefill_s <= at_most_s else at_most_s * (prefill_s - at_most_s / 2)
+
+
+def test_those_who_use_a_prefix_wait_at_its_only_holder_as_long_as_it_takes_to_compute_elsewhere() -> None:
+    """Ten chats a second on B; once a second a question about a document that A alone has, behind three seconds."""
+    made = cluster(A, B, capacity=100_000)
+    document = [*range(1_000_000, 1_002_000)]
+    for i in range(220):
+        prompt = [*document, 100 + i] if i % 11 == 0 else [2_000_000 + i]
+        ask(made, f"q{i}", prompt, now=i / 11, only=A if i % 11 == 0 else B)
+        made.on_first_token(RequestId(f"q{i}"), i / 11 + 0.01)
+        made.on_finish(RequestId(f"q{i}"), 1, i / 11 + 0.02)
+    ask(made, "waits", [*range(3_000_000, 3_003_000)], now=20.0, only=A)
+    placement = ask(made, "next", [*document, *tokens(1, 500)], now=20.0)
+    uses_per_s = sum(exp(-(20.0 - i) / MEMORY_S) / MEMORY_S for i in range(1, 20))  # the first one made it known
+    rate = 221 / 20.0 / 2
+    away_s = 6 * int(exp((20 * log(2_001) + log(3_000)) / 221)) / 1000
+    turning_away, staying = (waited_s(3.5, s) - waited_s(3.0, s) for s in (away_s, away_s + 2.0))
+    part = uses_per_s / rate
+    assert 0.1 < part < 0.3
+    held_up_s = turning_away + part * (staying - turning_away)
+    assert candidate(placement, A).prefill_s == pytest.approx(0.5 * (4.0 + 1) + 16 * rate * held_up_s)
+
+
 def test_one_document_does_not_change_when_chats_turn_away() -> None:
     made = cluster(A, B, capacity=100_000)
     for i, length in enumerate([100] * 40 + [10_000]):
