@@ -102,16 +102,18 @@ MOST_ABORTS = 2
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One run. `people`, `batch`: shares of the requests that got their first token in time; `admitted`: share of all
-    that was not refused; `kept`: of those with a target that were admitted. In turns also `promised`, the share of the
-    admitted whose target could be kept if nothing else were to do, and `promises_kept`, the share of those that were in
-    time; `aborts`: batch work that was aborted, for each request."""
+    """One run. `came`: requests a second that came while it was measured. `people`, `batch`: shares of them that got
+    their first token in time; `admitted`: share of all that was not refused; `kept`: of those with a target that were
+    admitted. In turns also `promised`, the share of the admitted whose target could be kept if nothing else were to do,
+    and `promises_kept`, the share of those that were in time; `aborts`: batch work that was aborted, for each request.
+    """
 
     workload: str
     share: float
     how: str
     seed: int
     wrong_profile: bool
+    came: float
     goodput: float
     people: float
     batch: float
@@ -331,6 +333,7 @@ def run(workload: str, share: float, how: str, seed: int, wrong_profile: bool) -
         how,
         seed,
         wrong_profile,
+        came=round(len(records) / (0.8 * seconds), 3),
         goodput=round(len(kept(records)) / (0.8 * seconds), 3),
         people=round(len(kept(people)) / len(people), 4),
         batch=round(len(kept(batch)) / max(len(batch), 1), 4),
@@ -362,6 +365,7 @@ def table(runs: Sequence[Run]) -> str:
         "at once",
         "in turns",
         "gain",
+        "at most",
         "people in time",
         "of the admitted in time",
         "of the promised in time",
@@ -383,6 +387,7 @@ def table(runs: Sequence[Run]) -> str:
             f"{means['preble at once']:.3g}",
             f"{in_turns:.3g}",
             f"{in_turns / means[best]:.2f}",
+            "" if workload in CONVERSING else f"{mean(one.came for one in turns) / means[best]:.2f}",
             f"{mean(one.people for one in turns):.0%}",
             f"{mean(one.kept for one in turns):.1%}",
             f"{mean(one.promises_kept or 0.0 for one in turns):.1%}",
