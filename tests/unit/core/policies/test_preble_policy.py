@@ -11,7 +11,7 @@ import pytest
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.preble import Preble
-from preble.core.prefixes.history import MEMORY_S, PRIOR_ANSWERS
+from preble.core.prefixes.history import MEMORY_S, PRIOR_ANSWERS, PrefixHistory
 from preble.core.types import Candidate, Placement, Reason, ReplicaId, ReplicaSpec, Request, RequestId
 from support.by_hand import MODEL, A, B, C, scheduler_of
 
@@ -189,6 +189,24 @@ def test_a_copy_is_paid_by_those_who_come_after_it_is_there(lasting_s: float, le
     full = 10.1 * 5 + 16 * rate * 10.1 * 10.1 / 2
     assert least * 5 <= price
     assert (price < full / 2) is (lasting_s > 10.0)
+
+
+def test_a_second_of_work_that_a_copy_takes_off_the_others_pays_for_eight_of_its_prefill() -> None:
+    """20 questions within two seconds about a document of eight seconds, and another request on B."""
+    made = cluster(A, B, capacity=100_000)
+    ask(made, "other", [50_000], now=100.0, only=B)
+    made.on_first_token(RequestId("other"), 100.0)
+    document, history = [*range(8_000)], PrefixHistory(100.0)
+    for i in range(20):
+        now = 100.0 + i / 10
+        ask(made, f"q{i}", [*document, *tokens(2 + i, 100)], now=now, only=A)
+        if i:  # the first one made it known
+            history.note_use(now)
+    placement = ask(made, "next", [*document, *tokens(200, 100)], now=102.0)
+    hit_s = 0.1 + MODEL.decode_s(DEFAULT_OUTPUT_TOKENS, 8_100)
+    price = 8.1 - 8 * history.later_uses(102.0, ready_s=8.0) * hit_s / (1 + 1)
+    assert 0.5 < price < 8.0, "neither nothing nor all is paid"
+    assert candidate(placement, B).prefill_s == pytest.approx(price * 5 + 16 * (21 / 2.0 / 2) * price * price / 2)
 
 
 def price_of_a_copy_in_a_burst(began_s: float = 0.0, other: bool = False, capacity: int = 20_000) -> float:
