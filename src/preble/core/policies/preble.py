@@ -171,10 +171,12 @@ class _Delays(Sequence[Candidate]):
         self._replicas, self._ids = replicas, view.replica_ids
         self._ttft_value, self._crowding = ttft_value, crowding
         self.matched = view.matched_tokens(replicas)
-        self.most_matched = 0
-        for tokens in self.matched:  # not `max`: compiled, this takes a tenth of its time
+        self.most_matched, sole = 0, -1
+        for i, tokens in enumerate(self.matched):  # not `max`: compiled, this takes a tenth of its time
             if tokens > self.most_matched:
-                self.most_matched = tokens
+                self.most_matched, sole = tokens, i
+            elif tokens == self.most_matched:
+                sole = -1
         self._waiting_s = view.waiting_prefill_s.copy()
         self._num_requests = view.num_requests.copy()
         self._output_tokens = view.output_tokens_in_flight.copy()
@@ -196,12 +198,11 @@ class _Delays(Sequence[Candidate]):
             [_TURNING_AWAY * typical_s + self._waiting_s[replica] for replica in replicas]
         )
         self._sole, self._staying, self._staying_s = -1, 0.0, 0.0
-        if self._requests_per_s and self.most_matched and self.matched.count(self.most_matched) == 1:
-            self._note_sole_holder(view, most_cached_s)
+        if sole >= 0 and self._requests_per_s:
+            self._note_sole_holder(view, sole, most_cached_s)
 
-    def _note_sole_holder(self, view: ClusterView, prefill_s: float) -> None:
+    def _note_sole_holder(self, view: ClusterView, i: int, prefill_s: float) -> None:
         """Note which part of those who come to the only holder of the prefix use it, if any of them would turn away."""
-        i = self.matched.index(self.most_matched)
         if self._waiting_s[self._replicas[i]] + self._own_prefill_s(i, prefill_s) > self._elsewhere_s[i]:
             uses_per_s = view.pieces(self.most_matched, beyond=self.most_matched - 1)[-1].uses_per_s
             self._sole = i
