@@ -1,7 +1,7 @@
 """Goodput where requests ask for a time to the first token: with targets, and by rules that do not know them.
 
-    python benchmarks/repro/targets.py                    # an hour on two cores; most of it in ten minutes, compiled
-    python benchmarks/repro/targets.py --more             # what the result has not yet: the rest, on the plain core
+    python benchmarks/repro/targets.py                    # half an hour on two cores, on the plain core: it has heirs
+    python benchmarks/repro/targets.py --more             # only what the result has not yet
     python benchmarks/repro/targets.py --draw             # fill the page from the results that are there
 
 Four A6000 with Mistral-7B, simulated. Seven of ten requests are of people, who want the first token soon; three are
@@ -39,7 +39,6 @@ from preble.core.types import NO_TARGET, RequestId, Target
 from preble.decisions.settings import make_scheduler
 from preble.lab.metrics import RequestRecord
 from preble.lab.sim import SimConfig, Simulation
-from preble.lab.sim import simulation as simulated
 from preble.lab.sim.agenda import Priority
 from preble.lab.sim.calls import REFUSED
 from preble.lab.workloads import Workload, WorkloadRequest
@@ -265,7 +264,7 @@ class Narrowing(Simulation):
             self._interval.promised(is_kept=now <= self._calls[request_id].request.first_token_by)
 
 
-HEIRS: Mapping[str, type[Simulation]] = {
+KINDS: Mapping[str, type[Simulation]] = {
     **dict.fromkeys(ABORTING, Aborting),
     NARROWING: Narrowing,
     COMING_AGAIN: ComingAgain,
@@ -310,7 +309,7 @@ def run(workload: str, share: float, how: str, seed: int, wrong_profile: bool) -
     elif how == BY_DEADLINE:
         targets_s = {request.request_id: target_of(request).ttft_s or 0.0 for request in made.requests}
         admission = DeadlineOrder(CostModel(config.told_profile), targets_s)
-    kind = HEIRS.get(how, Simulation)
+    kind = KINDS.get(how, Simulation)
     simulation = kind(
         config,
         made,
@@ -501,11 +500,6 @@ def main() -> None:
     if not given.draw:
         runs = [one for one in kept_runs() if given.more and one.case in cases()] if RESULT.exists() else []
         missing = [case for case in cases() if case not in {one.case for one in runs}]
-        if not (simulated.__file__ or "").endswith(".py"):
-            missing = [case for case in missing if case[2] not in HEIRS]
-            print(
-                "heirs of compiled classes cannot be: run it with --more on the plain core afterwards", file=sys.stderr
-            )
         note("targets")
         with ProcessPoolExecutor(given.jobs) as pool:
             for number, done in enumerate(as_completed([pool.submit(run, *case) for case in missing]), 1):
