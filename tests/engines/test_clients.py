@@ -362,19 +362,26 @@ async def test_a_role_that_sglang_does_not_have_is_said_and_does_not_count(mode:
     assert said == [("decode", spec.role)] and spec.role is not Role.DECODE
 
 
-async def test_sglang_with_another_transfer_backend_or_a_given_group_is_in_another_transfer_group() -> None:
+async def test_sglang_with_another_transfer_or_data_type_or_a_given_group_is_in_another_transfer_group() -> None:
     groups = []
-    for backend, given in (("mooncake", ""), ("mooncake", ""), ("nixl", ""), ("mooncake", "zone-1")):
+    for backend, dtype, given in (
+        ("mooncake", "auto", ""),
+        ("mooncake", "auto", ""),
+        ("nixl", "auto", ""),
+        ("mooncake", "fp8_e4m3", ""),
+        ("mooncake", "auto", "zone-1"),
+    ):
         answers = sglang()
         answers["/server_info"] |= {
             "disaggregation_mode": "prefill",
             "disaggregation_transfer_backend": backend,
+            "kv_cache_dtype": dtype,
         }
         async with url_of(answers) as url:
             server = connect(url, "sglang", transfer_group=given)
             groups.append((await server.probe()).info.spec.transfer_group)
             await server.close()
-    assert groups[0] == groups[1] and len(set(groups)) == 3, groups
+    assert groups[0] == groups[1] and len(set(groups)) == 4, groups
 
 
 @pytest.mark.parametrize("caches", [False, True])

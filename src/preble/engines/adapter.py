@@ -104,7 +104,7 @@ class Engine(ABC):
     given_kv_peer: str | None = None
     """The same where the operator says it."""
     transport = ""
-    """By what it sends KV to others, such as "nixl", where a probe has found that both must have the same one."""
+    """How it sends KV to others, such as "nixl", where a probe has found that both must have the same one."""
     answers_alone = True
     """Whether it can also answer by itself where it has the role to decode."""
     rank: int | None = None

@@ -71,6 +71,12 @@ class ServerInfo(msgspec.Struct):
     disaggregation_bootstrap_port: _Port | None = None
     disaggregation_decode_enable_radix_cache: bool | None = None
     disaggregation_transfer_backend: str | None = None
+    kv_cache_dtype: str | None = None
+
+    @property
+    def transport(self) -> str:
+        """What two servers must share to send KV. SGLang refuses another data type, but only when a request comes."""
+        return " ".join(filter(None, (self.disaggregation_transfer_backend, self.kv_cache_dtype)))
 
     @property
     def priority(self) -> PriorityOrder | None:
@@ -108,7 +114,7 @@ class SglangEngine(ReportingEngine):
         models = await served_models(self.http)
         info: ServerInfo = (await self.http.ask("/server_info")).decode(ServerInfo)
         self.role = _ROLES.get(info.disaggregation_mode or "", Role.MIXED)
-        self.transport = "" if self.role is Role.MIXED else info.disaggregation_transfer_backend or ""
+        self.transport = "" if self.role is Role.MIXED else info.transport
         self.kv_peer = None
         if self.role is Role.PREFILL:
             port = info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT
