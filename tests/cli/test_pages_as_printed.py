@@ -32,7 +32,7 @@ from support.waiting import PATIENCE_S
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(console|sh)$\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^```\w*$\n(# (\S+\.(?:py|toml))\b.*?)^```$", re.MULTILINE | re.DOTALL)
-RUN = ("preble ", "curl ", "for ", "G=", "eval ", "PREBLE_AUTH__", "PREBLE_TRACING__")
+RUN = ("preble ", "curl ", "for ", "BODY=", "G=", "eval ", "PREBLE_AUTH__", "PREBLE_TRACING__")
 RUN += (
     "nats-server ",
     "envoy ",
