@@ -65,7 +65,11 @@ class VllmEngine(ReportingEngine):
         number = version.decode(VersionAnswer).version if version.status == 200 else None
         self.takes_ids = not emulated  # to which a text costs nothing
         metrics = await self._metrics()
-        cache = read_cache_config(metrics.decode(errors="replace"), has_null_block=not emulated)
+        try:
+            cache = read_cache_config(metrics.decode(errors="replace"), has_null_block=not emulated)
+        except ValueError as error:
+            text = f"answers /metrics with a cache that cannot be read ({error})"
+            raise self.http.error(EngineProtocolError, text) from error
         sends_kv = any(name in metrics for name in (TIERS_METRIC, NIXL_METRIC)) and cache.num_ranks == 1
         self.kv_peer = (self.given_kv_peer or await self._ask_kv_peer()) if sends_kv else None
         given = self.given_kv_events

@@ -90,6 +90,7 @@ def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
     """Block size and number of blocks from Prometheus text; defaults where they are missing.
 
     `has_null_block`: one of the reported blocks is a placeholder that never holds tokens, as in vLLM.
+    Raises: ValueError: a line of it is malformed, or a number has more digits than Python reads.
     """
     # Only this metric's lines: parsing all of a busy engine's histograms would take tens of milliseconds.
     lines = [line for line in metrics.splitlines() if line.startswith(CACHE_CONFIG_METRIC)]
