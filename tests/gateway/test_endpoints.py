@@ -23,7 +23,7 @@ from gateway.conftest import Serve
 from gateway.fakes import FakeReplica, replicas, running, status
 from preble import __version__
 from preble.build import commit
-from preble.config import AuthConfig, HealthConfig, LimitsConfig, ReplicaConfig
+from preble.config import AuthConfig, HealthConfig, LimitsConfig, ReplicaConfig, TimeoutsConfig
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.server import EmulatorServer
 from preble.engines import connect
@@ -421,6 +421,34 @@ async def test_an_upload_over_the_limit_is_a_413(serve: Serve) -> None:
         body, kind = form(5000)
         async with gateway.http.post("/v1/audio/transcriptions", data=body, headers={"content-type": kind}) as answer:
             assert answer.status == 413 and (await answer.json())["error"]["code"] == "request_too_large"
+        await gateway.idle()
+
+
+async def test_an_upload_whose_model_is_long_in_coming_is_given_up_though_each_piece_is_in_time(serve: Serve) -> None:
+    fakes = [Hearing()]
+    async with running(fakes) as [one], serve(fakes, timeouts=TimeoutsConfig(body_s=0.3)) as gateway:
+        body, kind = form(10_000, model_first=False)
+        bodies, answered = gateway.gateway.bodies, asyncio.Event()
+
+        async def trickling() -> AsyncIterator[bytes]:
+            has_arrived = False
+            for i in range(1000):  # ten seconds, if nobody gives it up
+                yield body[i : i + 1]
+                await asyncio.sleep(0.01)
+                has_arrived |= bodies.held > 0
+                if has_arrived and not bodies.held:
+                    await answered.wait()
+                    return
+            yield body[1000:]
+
+        async with gateway.http.post(
+            "/v1/audio/transcriptions", data=trickling(), headers={"content-type": kind}
+        ) as answer:
+            assert answer.status == 408
+            error = (await answer.json())["error"]
+            assert error["code"] == "request_timeout" and "with its model" in error["message"]
+            answered.set()
+        assert not one.heard
         await gateway.idle()
 
 

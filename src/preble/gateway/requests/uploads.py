@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 
 from preble.config import GatewayConfig
-from preble.errors import BodyTooLarge, EngineRefused, EngineTimeout
+from preble.errors import BodyTooLarge, BodyTooSlow, EngineRefused, EngineTimeout
 from preble.gateway.http.bodies import BodyShare
 from preble.gateway.http.headers import PassedHeaders
 from preble.gateway.http.page_client import PageClient
@@ -19,9 +19,10 @@ from preble.serving import Intake, ParsedRequest, Placed
 class Upload:
     """One body. Iterate over it once a replica is sure to take it: before that, it can go to another replica."""
 
-    def __init__(self, client: PageClient, limit: int, piece_s: float, memory: BodyShare) -> None:
-        """`limit`: of all of it, in bytes. `piece_s`: the longest wait for a piece."""
-        self._pieces = client.pieces(piece_s)
+    def __init__(self, client: PageClient, limit: int, body_s: float, memory: BodyShare) -> None:
+        """`limit`: of all of it, in bytes. `body_s`: the longest wait for its beginning, and then for each piece."""
+        self._pieces = client.pieces(body_s)
+        self._body_s = body_s
         self._num_declared = client.head.declared_bytes
         self._head = UploadHead(client.headers.get(b"content-type", b""), self._num_declared)
         self._limit = limit
@@ -32,11 +33,19 @@ class Upload:
         """Why the rest of it could not be read."""
 
     async def read_fields(self) -> Fields:
-        """Read as much as it takes to know the model.
+        """Read as much as it takes to know the model, which the gateway keeps: so all of it within `body_s`.
 
         Raises: RequestError: that is too much. BodyTooLarge, BodyTooSlow, ClientGone, Overloaded.
         """
         self._check(self._num_declared)
+        try:
+            async with asyncio.timeout(self._body_s):
+                return await self._fields()
+        except TimeoutError as error:
+            text = f"the beginning of the body, with its model, did not arrive within {self._body_s:g} s"
+            raise BodyTooSlow(text) from error
+
+    async def _fields(self) -> Fields:
         async for piece in self._pieces:
             self._memory.grow(len(piece))
             fields = self._head.add(piece)
