@@ -105,6 +105,14 @@ def test_what_is_put_into_a_store_is_shared_once_its_tokens_are_known(medium: st
     assert told(translation, removed(1)) == [BlocksEvicted(REPLICA, (1,))]
 
 
+def test_what_is_stored_or_removed_on_an_unknown_medium_is_not_told() -> None:
+    translation = KvTranslation(REPLICA)
+    told(translation, stored(1, 2))
+    assert told(translation, stored(3, medium="TAPE"), short("TAPE", 1), removed(1, 3, medium="TAPE")) == []
+    assert told(translation, removed(1, medium=None)) == [BlocksEvicted(REPLICA, (1,))]
+    assert told(translation, removed(2)) == [BlocksEvicted(REPLICA, (2,))]
+
+
 def test_of_the_blocks_in_a_store_only_the_latest_are_remembered() -> None:
     translation, half = KvTranslation(REPLICA), MAX_SHARED_EARLY // 2
     told(translation, short("STORAGE", *range(MAX_SHARED_EARLY + 1)))

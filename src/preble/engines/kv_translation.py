@@ -144,6 +144,8 @@ class KvTranslation:
         if event.medium in _HOST_MEDIA:
             gone = tuple(block for block in event.block_hashes if self._on_host.pop(block, False))
             return [BlocksEvicted(self._replica_id, gone, Tier.HOST)] if gone else ()
+        if not event.is_on_device:
+            return ()  # what was stored there was not told either
         blocks = self._matchable(event.block_hashes)
         if len(blocks) < len(event.block_hashes):
             self._unmatchable.difference_update(event.block_hashes)

@@ -27,6 +27,12 @@ else:  # msgspec makes lists, `kv_packed` the other
     Hashes = list[BlockHash]
     TokenIds = list[TokenId]
 
+
+def _is_on_device(medium: str | None) -> bool:
+    """Return whether it is the engine's own memory, which events need not name."""
+    return medium in (None, "GPU")
+
+
 _MAP_TYPES = (*range(0x80, 0x90), 0xDE, 0xDF)
 
 
@@ -50,7 +56,7 @@ class WireStored(Struct, tag="BlockStored", tag_field="type"):
 
     @property
     def is_on_device(self) -> bool:
-        return self.medium in (None, "GPU")
+        return _is_on_device(self.medium)
 
 
 class WireRemoved(Struct, tag="BlockRemoved", tag_field="type"):
@@ -59,6 +65,10 @@ class WireRemoved(Struct, tag="BlockRemoved", tag_field="type"):
     block_hashes: Hashes
     medium: str | None = None
     group_idx: int | None = None
+
+    @property
+    def is_on_device(self) -> bool:
+        return _is_on_device(self.medium)
 
     def has_joined(self, other: WireRemoved) -> bool:
         """Take in the blocks of another removal; False if it is of another kind."""
