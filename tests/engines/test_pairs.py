@@ -21,7 +21,7 @@ from preble.engines.pairs import PairedEngine
 from preble.engines.sglang import SglangEngine
 from preble.engines.sglang_pairs import PairedLegs
 from preble.engines.vllm import VllmEngine
-from preble.engines.vllm_pairs import VllmPair
+from preble.engines.vllm_pairs import VllmPair, body_of_source
 from preble.errors import EngineError, EngineFailed, EngineGone, EngineRefused
 from preble.web.client.pool import Ongoing
 from preble.web.messages import HeaderList
@@ -326,15 +326,34 @@ async def test_a_question_of_our_own_to_one_with_a_role_moves_nothing() -> None:
         assert (asked["bootstrap_host"], asked["bootstrap_room"]) == ("2.2.2.2", 0)
 
 
-@pytest.mark.parametrize(("status", "rests"), [(b"400 Bad", False), (b"429 Later", True), (b"500 Oh", True)])
-async def test_a_vllm_source_rests_after_a_fault_of_its_own_and_not_of_the_request(status: bytes, rests: bool) -> None:
-    refusal = HEAD.replace(b"200 OK", status) + b"Content-Length: 2\r\n\r\nno"
+DEEP = b'{"prompt": "a", "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def of_status(status: bytes, body: bytes = b"no") -> bytes:
+    return HEAD.replace(b"200 OK", status) + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def test_a_body_that_is_too_deep_is_not_split() -> None:
+    assert body_of_source("/v1/completions", DEEP) is None
+
+
+@pytest.mark.parametrize(
+    ("refusal", "rests"),
+    [
+        pytest.param(of_status(b"400 Bad"), False, id="400"),
+        pytest.param(of_status(b"429 Later"), True, id="429"),
+        pytest.param(of_status(b"500 Oh"), True, id="500"),
+        pytest.param(of_status(b"200 OK", DEEP), True, id="too deep"),
+        pytest.param(of_status(b"200 OK", b'{"kv_transfer_params": {"a": "\xff"}}'), True, id="no UTF-8"),
+    ],
+)
+async def test_a_vllm_source_rests_after_a_fault_of_its_own_and_not_of_the_request(refusal: bytes, rests: bool) -> None:
     async with serving(answering(refusal)) as p, serving(answering(ANSWER)) as d:
         source, target = (
             VllmEngine(HttpClient(server.url, ReplicaId(name)), None) for server, name in ((p, "p"), (d, "d"))
         )
         heard = Heard()
-        source.kv_peer = "nixl:30"
+        source.kv_peer = "nixl:600"  # half of which is longer than the test waits
         VllmPair(target, source).begin("/v1/completions", BODY, {}, heard)
         await eventually(lambda: heard.is_over)
         assert heard.status == 200, "the target has computed"

@@ -10,7 +10,7 @@ import pytest
 from engines.test_http import ANSWER, Peer, client_of, serving
 from preble.engines.reporting import RankEngine
 from preble.engines.sglang import SglangEngine
-from preble.engines.sglang_bodies import with_adapter
+from preble.engines.sglang_bodies import num_answers, with_adapter, with_request_id, without_stream
 
 
 async def answers(peer: Peer, _: int) -> None:
@@ -46,5 +46,12 @@ def test_any_other_body_stays_as_it_is(body: Any) -> None:
     assert with_adapter(encoded, ("sql",)) == encoded
 
 
-def test_what_is_no_json_stays_as_it_is() -> None:
-    assert with_adapter(b'{"model": "sql"', ("sql",)) == b'{"model": "sql"'
+DEEP = b'{"model": "sql", "stream": true, "n": 2, "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize("body", [b'{"model": "sql", "stream"', DEEP], ids=["cut off", "too deep"])
+def test_what_cannot_be_read_stays_as_it_is(body: bytes) -> None:
+    assert with_adapter(body, ("sql",)) == body
+    assert with_request_id(body, "id") is None
+    assert num_answers(body) == 1
+    assert without_stream(body) == body

@@ -43,7 +43,7 @@ def with_adapter(body: bytes, adapters: Container[str]) -> bytes:
         return body
     try:
         named = msgspec.json.decode(body, type=_AdapterFields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return body
     if not isinstance(named.model, str) or named.model not in adapters or named.lora_path is not None:
         return body
@@ -59,7 +59,7 @@ def with_request_id(body: bytes, request_id: str) -> bytes | None:
     """
     try:
         shape = msgspec.json.decode(body, type=_IdFields)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
     if (
         shape.rid is not None
@@ -89,7 +89,7 @@ def num_answers(body: bytes) -> int:
     """
     try:
         asked = msgspec.json.decode(body, type=_Several)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return 1
     given = asked.sampling_params if isinstance(asked.sampling_params, list) else [asked.sampling_params]
     sampling = [one for one in given if isinstance(one, dict)]
@@ -107,7 +107,7 @@ def without_stream(body: bytes) -> bytes:
         return body
     try:
         fields = msgspec.json.decode(body, type=dict[str, Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError):  # SGLang says what is wrong
+    except (msgspec.DecodeError, UnicodeError, RecursionError):  # SGLang says what is wrong
         return body
     return msgspec.json.encode({name: value for name, value in fields.items() if name not in _OF_STREAMS})
 

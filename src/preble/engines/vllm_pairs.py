@@ -74,7 +74,7 @@ def body_of_source(path: str, body: bytes) -> bytes | None:
     try:
         fields = _OBJECT.decode(body)
         is_one = _is_one_text(path, fields)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     is_plain = all(bytes(fields.get(name, Raw(b"null"))) in _FALSE for name in _NOT_SPLIT)
     if not is_one or not is_plain or any(bytes(fields.get(name, Raw(b"1"))) not in (b"1", b"null") for name in _ALONE):
@@ -226,7 +226,7 @@ class _LegsInTurn:
             return None
         try:
             answer = msgspec.json.decode(self._answer, type=_SourceAnswer)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return None
         params, usage = answer.kv_transfer_params, answer.usage or _SourceUsage()
         if params is None or params.get("do_remote_prefill") is not True:

@@ -181,7 +181,7 @@ def split(data: bytes) -> tuple[tuple[bytes, ...], bytes]:
         if version != VERSION:
             raise BadPacket(f"it is of version {version}; this gateway speaks version {VERSION}")
         sealed = _sealed.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise BadPacket(str(error)) from error
     return sealed.macs, sealed.body
 
@@ -194,7 +194,7 @@ def decode(body: bytes) -> Packet:
     """
     try:
         packet = _decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise BadPacket(str(error)) from error
     for message in packet.messages:
         if isinstance(message, PlacedRequest | Held | Tokens) and len(message.tail) % TOKEN_BYTES:

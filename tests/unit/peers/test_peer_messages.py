@@ -95,6 +95,14 @@ def test_a_packet_that_is_none_says_why(packet: object, why: str) -> None:
         decode(msgspec.msgpack.encode(packet))
 
 
+def test_a_packet_that_is_too_deep_is_refused() -> None:
+    deep = b"\x91" * 100_000 + b"\xc0"
+    for read, head in ((split, [VERSION, [], b""]), (decode, ["east", 1, []])):
+        packet = b"\x94" + msgspec.msgpack.encode(head)[1:] + deep  # a fourth part, as a later version may have
+        with pytest.raises(BadPacket, match="recursion"):
+            read(packet)
+
+
 def test_a_packet_that_is_too_large_is_not_read() -> None:
     with pytest.raises(BadPacket, match="at most"):
         split(b"\0" * (MAX_PACKET_BYTES + 1))
