@@ -300,7 +300,7 @@ def table(found: Mapping[tuple[str, str, int], Turns]) -> str:
                     now, then = ([getattr(one, number) for one in its] for its in (ones, today))
                     cells.append(f"{fmean(now):.3g} s" if way == WAYS[0] else change(now, then))
                 cells += [f"{fmean(one.cached for one in ones):.1%}", f"{fmean(one.ahead for one in ones):.0f}"]
-                rows.append("| " + " | ".join([*cells, f"{ones[0].seed} to {ones[-1].seed}"]) + " |")
+                rows.append("| " + " | ".join([*cells, ", ".join(str(one.seed) for one in ones)]) + " |")
     return "\n".join(rows)
 
 

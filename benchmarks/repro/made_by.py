@@ -30,6 +30,7 @@ E2 = ("burst", "hot_prefix", "paper_steps")
 DEAR = MappingProxyType(
     {
         "backends": "ten minutes of a machine that does nothing else, with engines",
+        "coming_turns": "half an hour",
         "fidelity": "eight minutes of a machine that does nothing else, with engines",
         "gains": "a quarter of an hour on the compiled core",
         "gateway_ranking": "half an hour of a machine that does nothing else",
@@ -49,6 +50,7 @@ DEAR = MappingProxyType(
 MARKS = MappingProxyType(
     {
         "backends": ("backends", "value:sglang", "value:vllm"),
+        "coming_turns": ("coming-turns",),
         "fidelity": ("preble", "round_robin", "value:means-within", "value:gains-"),
         "gains": ("gains", "value:gain-"),
         "gateway_ranking": ("gateway-agreement",),
@@ -82,6 +84,7 @@ PAGES = (
         )
     ),
     ROOT / "docs" / "decisions" / "0008-the-policy-preble.md",
+    ROOT / "docs" / "decisions" / "0008-what-was-tried.md",
     ROOT / "benchmarks" / "EVALUATION.md",
 )
 
