@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 
 from gateway.conftest import Serve
 from gateway.fakes import Behaviour, FakeReplica, replicas, rubbish, send_event, started_stream, status
-from preble.config import HealthConfig
+from preble.config import HealthConfig, LimitsConfig
 from preble.errors import EngineProtocolError
 from preble.gateway.http.events import EventSplitter
 from preble.prompts.endpoints.errors import ErrorStyle, in_style
@@ -65,6 +65,29 @@ async def test_streams_without_an_event_make_no_answer_to_a_list(serve: Serve) -
         one.script.extend([rubbish(b"\n\n", "text/event-stream")] * 2)
         code, body, _ = await gateway.complete(prompt=["a", "b"], stream=True)
         assert (code, body["error"]["code"]) == (502, "engine_protocol_error")
+
+
+async def pinging(replica: FakeReplica, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    """Stream what begins no answer, until the gateway leaves."""
+    del replica, body
+    response = await started_stream(request)
+    with suppress(ConnectionError):
+        while True:
+            await response.write(b": " + bytes(4096).hex().encode() + b"\n\n")
+            await asyncio.sleep(0)  # a write by itself lets nobody else run
+    return response
+
+
+async def test_a_stream_that_never_begins_is_given_up_by_what_it_takes(serve: Serve) -> None:
+    limits = LimitsConfig(max_answer_bytes=100_000)
+    async with replicas(1, paths=("/v1/messages",)) as [one], serve([one], limits=limits) as gateway:
+        one.script.extend([pinging] * 2)
+        asked = {"model": "tiny", "max_tokens": 1, "stream": True, "messages": [{"role": "user", "content": "a"}]}
+        async with gateway.http.post("/v1/messages", json=asked) as answer:
+            text = await answer.text()
+        assert answer.status == 502
+        assert "nothing of an answer" in text
+        await gateway.idle()
 
 
 UNREADABLE = b'{"object": 1e400, "choices": [{"index": 0, "text": "a"}]}'

@@ -48,8 +48,8 @@ class LimitsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retry_after_s: NotNegative = 1.0
     """[s, expert] `Retry-After` of a 429 or 503. Why: about one long prefill."""
     max_answer_bytes: OneOrMore = 64 * 1024 * 1024
-    """[bytes] Largest answer that is not streamed; the gateway keeps it in memory until it is complete. Why: a million
-    tokens of text with log probabilities; a broken replica must not fill the memory."""
+    """[bytes] Largest answer that is not streamed, and the most of a stream before its first token: the gateway keeps
+    both in memory. Why: a million tokens of text with log probabilities; a broken replica must not fill the memory."""
 
 
 class QueueConfig(Struct, frozen=True, forbid_unknown_fields=True):

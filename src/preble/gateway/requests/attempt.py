@@ -62,10 +62,10 @@ class Attempt:
         gaps: Callable[[float], None] | None,
         span: ReplicaSpan | None,
     ) -> None:
-        """`max_answer_bytes`: the most that a whole answer may have. `on_over`: called once, when the answer is
-        complete or there is none, and the placement has ended. `sink`: of a stream, else None. `under_way`: holds this
-        attempt until it is over. `gaps`: takes each gap between two pieces of a stream, in seconds; None: nobody.
-        `span`: of this attempt, if it is traced; ends with it.
+        """`max_answer_bytes`: the most that is kept, of a whole answer and of a stream's beginning. `on_over`: called
+        once, when the answer is complete or there is none, and the placement has ended. `sink`: of a stream, else None.
+        `under_way`: holds this attempt until it is over. `gaps`: takes each gap between two pieces of a stream, in
+        seconds; None: nobody. `span`: of this attempt, if it is traced; ends with it.
         """
         self.placed = placed
         self.headers: HeaderList = []
@@ -154,16 +154,22 @@ class Attempt:
             self.flaw = self._meter.flaw()
 
     def _hold(self, data: bytes, meter: StreamMeter) -> None:
-        """Keep the beginning of a stream until the prefill is over. Raises: EngineProtocolError: it is no stream."""
+        """Keep the beginning of a stream until the prefill is over.
+
+        Raises: EngineProtocolError: it is no stream, or never begins.
+        """
         if not self._pieces and (not self._is_events() or not looks_like_events(data)):
             content_type = self._header(b"content-type")
             raise EngineProtocolError(
                 f"the replica's answer is not an event stream but {content_type[:100] or 'unnamed'!r}"
             )
         self._pieces.append(data)
+        self._size += len(data)
         meter.feed(data)
         if meter.has_begun:
             self._begin(meter)
+        elif self._size > self._max_answer_bytes:
+            raise EngineProtocolError(f"the replica streamed {self._size} bytes and nothing of an answer")
 
     def _begin(self, meter: StreamMeter) -> None:
         """Raises: EngineProtocolError: the stream is empty, or begins with an error."""
