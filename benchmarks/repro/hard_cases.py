@@ -4,6 +4,7 @@
     python benchmarks/repro/hard_cases.py burst-40x30000 --seeds 3
     python benchmarks/repro/hard_cases.py burst-40x30000 --streams   # what each rule makes of each of its streams
     python benchmarks/repro/hard_cases.py --draw 100                 # cases 0 to 99 at random; --first 100: the next
+    python benchmarks/repro/hard_cases.py --again                    # those drawn, other seeds, against the best rule
     python benchmarks/repro/hard_cases.py --worst                    # the worst of those drawn, more seeds, shrunk
     python benchmarks/repro/hard_cases.py --page                     # only fill in the page from the kept results
 
@@ -61,6 +62,8 @@ FAR = 4.0
 """Least load's run ends once its sums are this many times those of `preble`. Then its ratio counts as 1 / this."""
 LOST = 1.05
 """A ratio from which a case counts as lost."""
+AGAIN = 2
+"""Other seeds with which each drawn case is played again."""
 KEPT = 10
 TRIES = 12
 """Smaller cases that are played at most."""
@@ -249,11 +252,26 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     smallest: Case
 
 
+class Again(msgspec.Struct, frozen=True, kw_only=True):
+    """A drawn case with other seeds: the rule that was the best other one when it was drawn, `preble`'s mean E2E with
+    each of these seeds, and that rule's."""
+
+    case: str
+    policy: str
+    best: str
+    own_s: list[float]
+    best_s: list[float]
+
+    def ratio(self) -> float:
+        return sum(self.own_s) / sum(self.best_s)
+
+
 class Result(msgspec.Struct, kw_only=True):
     """`commit`: on which the last outcome was made. `outcomes`: one for each case and seed."""
 
     commit: str = ""
     outcomes: list[Outcome] = []
+    again: list[Again] = []
     worst: list[Kept] = []
 
     def drawn(self) -> list[Outcome]:
@@ -264,7 +282,7 @@ class Result(msgspec.Struct, kw_only=True):
 
     def policies(self) -> set[str]:
         """Return the digests of all policies that it is of."""
-        return {one.policy for one in (*self.outcomes, *self.worst)}
+        return {one.policy for one in (*self.outcomes, *self.again, *self.worst)}
 
 
 def read_result(path: Path) -> Result:
@@ -274,11 +292,10 @@ def read_result(path: Path) -> Result:
 
 def _write(result: Result, path: Path) -> None:
     result.commit = commit()
-    lines = b",\n  ".join(msgspec.json.encode(one) for one in result.outcomes)
-    worst = b",\n  ".join(msgspec.json.encode(one) for one in result.worst)
-    text = b'{\n "commit": %s,\n "outcomes": [\n  %s\n ],\n "worst": [\n  %s\n ]\n}\n'
+    text = b'{\n "commit": %s,\n "outcomes": [\n  %s\n ],\n "again": [\n  %s\n ],\n "worst": [\n  %s\n ]\n}\n'
+    lists = (b",\n  ".join(map(msgspec.json.encode, of)) for of in (result.outcomes, result.again, result.worst))
     new = path.with_suffix(".new")
-    new.write_bytes(text % (msgspec.json.encode(result.commit), lines, worst))
+    new.write_bytes(text % (msgspec.json.encode(result.commit), *lists))
     new.replace(path)
 
 
@@ -330,6 +347,36 @@ def by_stream(name: str, seed: int) -> str:
     return "\n".join(lines)
 
 
+def _again(of: Outcome, before: Again | None) -> Again:
+    case, best = case_of(of.case), of.best() if before is None else before.best
+    means: dict[str, list[float]] = {"preble": [], best: []}
+    for seed in (of.seed + 1000 * i for i in range(1, 1 + AGAIN)):
+        workload = case.workload(seed)
+        for rule in means if before is None else ("preble",):
+            numbers = play(case, workload, make_policy(rule), seed, (inf, inf))
+            assert numbers is not None, "nothing ends it early"
+            means[rule].append(round(numbers.e2e_s[""], 4))
+    best_s = means[best] if before is None else before.best_s
+    return Again(case=of.case, policy=policy_digest(), best=best, own_s=means["preble"], best_s=best_s)
+
+
+def again(path: Path, jobs: int) -> None:
+    """Play the drawn cases with other seeds under `preble` and the rule that was the best other one, and keep it.
+
+    That rule is not chosen anew: it was the best by chance in some cases, and will not be so again.
+    """
+    result, today = read_result(path), policy_digest()
+    known = {one.case: one for one in result.again}
+    with ProcessPoolExecutor(jobs) as pool:
+        missing = [of for of in result.drawn() if of.case not in known or known[of.case].policy != today]
+        for done in as_completed([pool.submit(_again, of, known.get(of.case)) for of in missing]):
+            one = done.result()
+            known[one.case] = one
+            result.again = [known[of.case] for of in result.drawn() if of.case in known]
+            _write(result, path)
+            print(f"{one.case:22}{one.ratio():7.3f}  {one.best}", flush=True)
+
+
 def closer(path: Path) -> None:
     """Play the worst of the drawn cases with more seeds, shrink those that stay lost, and keep them."""
     result, today = read_result(path), policy_digest()
@@ -373,12 +420,19 @@ def _closer(of: Outcome, before: Kept | None) -> Kept:
 
 def spread(result: Result) -> str:
     """Return how the ratios of the drawn cases are distributed, as Markdown."""
-    rows = []
-    for label, number in NUMBERS.items():
-        for rule in (None, "least_load"):
-            ratios = [one.ratio(number, rule) for one in result.drawn()]
-            cells = [f"{value:.2f}" for value in (percentile(ratios, 5), median(ratios), percentile(ratios, 95))]
-            rows.append([f"{label} over {'the best other rule' if rule is None else 'least load'}", *cells])
+    ratios = {
+        f"{label} over {'the best other rule' if rule is None else 'least load'}": [
+            one.ratio(number, rule) for one in result.drawn()
+        ]
+        for label, number in NUMBERS.items()
+        for rule in (None, "least_load")
+    }
+    if result.again:
+        ratios[f"mean E2E over the rule that was best, {AGAIN} other seeds"] = [one.ratio() for one in result.again]
+    rows = [
+        [name, *(f"{value:.2f}" for value in (percentile(of, 5), median(of), percentile(of, 95)))]
+        for name, of in ratios.items()
+    ]
     caption = f"{len(result.drawn())} cases; policy {', '.join(sorted(result.policies()))}, made on {result.commit}."
     return markdown(Table(("", "5 % are below", "half", "95 %"), rows, caption))
 
@@ -435,6 +489,7 @@ def main() -> None:
     parser.add_argument("--streams", action="store_true", help="print the named cases' streams, and keep nothing")
     parser.add_argument("--draw", type=int, default=0, metavar="N", help="N cases at random instead")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="of the drawn cases")
+    parser.add_argument("--again", action="store_true", help="play those drawn with other seeds against the best rule")
     parser.add_argument("--worst", action="store_true", help="look closer at the worst of those drawn")
     parser.add_argument("--page", action="store_true", help="fill in docs/evaluation.md from the kept results")
     parser.add_argument("--into", type=Path, default=RESULT, metavar="FILE", help="where outcomes are kept")
@@ -444,6 +499,8 @@ def main() -> None:
         parser.error(f"there is no case {', '.join(sorted(unknown))}")
     if options.page:
         draw_page(read_result(options.into))
+    elif options.again:
+        again(options.into, options.jobs)
     elif options.worst:
         closer(options.into)
     elif options.draw:

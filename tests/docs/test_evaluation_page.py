@@ -96,6 +96,32 @@ def test_a_closer_look_keeps_each_case_at_once_and_then_plays_preble_alone(
     assert {name for name, _ in played} == {"preble", second[cases[1]].best}, "one rule, to shrink what is lost"
 
 
+def test_a_drawn_case_plays_again_against_the_rule_that_was_best_when_it_was_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search, played = script("benchmarks/repro/hard_cases.py"), []
+    seconds = {"preble": 3.0, "lmetric": 2.0}
+
+    def play(_case: Any, _workload: Any, policy: Any, seed: int, _means: Any) -> Any:
+        played.append((policy.name, seed))
+        means = {"": seconds[policy.name]}
+        return search.Numbers(means, means, means, 0)
+
+    monkeypatch.setattr(search, "play", play)
+    by_rule = {rule: search.Numbers({"": value}, {"": 1.0}, {"": 1.0}, 0) for rule, value in seconds.items()}
+    drawn = search.Outcome(case="drawn-7", seed=7, policy="before", by_rule=by_rule)
+    first = search._again(drawn, None)
+    assert (first.best, first.ratio(), played) == (
+        "lmetric",
+        1.5,
+        [(rule, seed) for seed in (1007, 2007) for rule in ("preble", "lmetric")],
+    )
+    seconds["preble"] = 1.0
+    played.clear()
+    assert search._again(drawn, first).ratio() == 0.5
+    assert played == [("preble", 1007), ("preble", 2007)], "the rule is as it was"
+
+
 class _Breaking:
     """Calls as often as it may, then is interrupted as by Ctrl-C."""
 
