@@ -102,7 +102,7 @@ async def measure(way: str, minutes: float) -> Counted:
             if copies:
                 await eventually(lambda: _can_copy(front.url), "all replicas have copied a prompt", READY_S)
             before = await _count(urls)
-            records = await _send(front.url, workload)
+            records = await send(front.url, workload)
             after = await _count(urls)
     summary = summarize(records)
     assert summary.ttft is not None and summary.e2e is not None
@@ -131,7 +131,7 @@ async def _ask_for_tiers(url: str) -> None:
         await answer.read()
 
 
-async def _send(url: str, workload: Workload) -> list[RequestRecord]:
+async def send(url: str, workload: Workload) -> list[RequestRecord]:
     records: list[RequestRecord] = []
     async with BenchClient(url) as client:
         await client.find_model()

@@ -48,7 +48,8 @@ GOES = (None, "source", "target")
 
 class Killed(msgspec.Struct, frozen=True):
     """One seed's rounds. `split`: requests of `right + lost + left`. `left`: clients; `lost`: answers that broke off
-    when the replica that gave them was killed. `empty_after_s`: the longest until nothing was kept any more.
+    when the replica that gave them was killed. `lease_s`: of a prompt that nobody fetches. `empty_after_s`: the
+    longest until nothing was kept any more.
     """
 
     seed: int
@@ -59,6 +60,7 @@ class Killed(msgspec.Struct, frozen=True):
     right: int
     left: int
     lost: int
+    lease_s: float
     empty_after_s: float
 
 
@@ -97,6 +99,7 @@ async def play(seed: int, rounds: int) -> Killed:
         right=ends["right"],
         left=ends["left"],
         lost=ends["lost"],
+        lease_s=LEASE_S,
         empty_after_s=round(empty_after_s, 1),
     )
 
@@ -114,12 +117,12 @@ def table(found: Sequence[Killed]) -> str:
     """Markdown: a row for each seed."""
     rows = [
         "| seed | rounds | sources killed | targets killed | split | right | clients that left | broke off "
-        "| nothing kept after |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| lease | nothing kept after |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in found:
         cells = (one.seed, one.rounds, one.sources, one.targets, one.split, one.right, one.left, one.lost)
-        rows.append("| " + " | ".join(map(str, cells)) + f" | {one.empty_after_s:g} s |")
+        rows.append("| " + " | ".join(map(str, cells)) + f" | {one.lease_s:g} s | {one.empty_after_s:g} s |")
     return "\n".join(rows)
 
 

@@ -30,7 +30,7 @@ def test_the_table_of_kills_is_that_of_the_kept_results_and_nothing_was_kept_two
     assert f"<!-- real-kills -->\n{kills.table(found)}\n<!-- end -->" in PAGE
     for one in found:
         assert one.sources + one.targets and one.left and one.right > one.lost
-        assert one.empty_after_s <= 2 * kills.LEASE_S
+        assert one.empty_after_s <= 2 * one.lease_s
 
 
 def test_every_result_is_of_a_case_that_there_is(benchmark: Any) -> None:

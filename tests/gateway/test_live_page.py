@@ -17,8 +17,10 @@ import pytest
 from gateway.conftest import Serve, Served
 from gateway.fakes import replicas
 from preble.config import AuthConfig
+from preble.core.types import Role
 from preble.gateway.http.access import KeyRing
 from preble.gateway.pages import live
+from support import drawn_fleet as drawn
 from support.browser import Tab, browser
 from support.drawn_fleet import Day, drawn_fleet, work
 from support.waiting import eventually
@@ -183,6 +185,20 @@ async def test_the_page_follows_what_happens_and_a_decision_opens(serve: Serve, 
         await tab.eval("document.getElementById('pause').click()")
         await tab.until("document.querySelectorAll('#decisions li').length === 3")
         assert await tab.eval("document.querySelector('#decisions details[open]') !== null"), "it stays open"
+
+
+@pytest.mark.clients
+async def test_the_page_marks_roles_and_the_groups_of_those_that_send_kv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_each = ({"role": Role.PREFILL, "block_size": 16}, {"role": Role.DECODE, "block_size": 32}, {})
+    for number, spec in enumerate(of_each, 1):
+        monkeypatch.setitem(drawn.SPECS, f"http://gpu-{number}:8000", spec)
+    async with drawn_fleet(3) as gateway, watching(gateway.url, tmp_path) as tab:
+        marks = "[...document.querySelectorAll('#fleet tbody tr')].map(tr => tr.lastChild.lastChild)"
+        assert await tab.eval(f"{marks}.map(mark => mark.textContent)") == ["prefill, group 1", "decode, group 2", ""]
+        assert await tab.eval(f"{marks}.map(mark => mark.hidden)") == [False, False, True]
+        assert (await tab.eval(f"{marks}[1].title")).endswith(f" {drawn.MODEL} 32")
 
 
 def luminance(colour: str) -> float:

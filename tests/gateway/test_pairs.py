@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from preble.config import AuthConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
-from preble.core.types import Role, TransferKind
+from preble.core.types import ReplicaId, Role, TransferKind
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.roles import RolePages
 from preble.emulator.web import EmulatorRequest
@@ -121,6 +121,20 @@ async def test_each_endpoint_is_answered_by_pairs(stream: bool) -> None:
             if stream:
                 assert answer.rstrip().endswith("[DONE]") and "error" not in answer
         await it.is_idle()
+
+
+async def test_operators_see_the_role_and_the_group_of_each_replica_that_is_up() -> None:
+    async with fleet("prefill", "decode") as it:
+        async with it.http.get("/replicas") as answer:
+            listed = {row["url"]: row for row in (await answer.json())["replicas"]}
+        async with it.http.get("/ui/picture") as answer:
+            drawn = {row["name"]: row for row in (await answer.json())["replicas"]}
+        for role in ("prefill", "decode"):
+            [server] = it.of_role(role)
+            spec = it.gateway.serving.replicas[ReplicaId(server.url)].info.spec
+            assert spec.transfer_group
+            for row in (listed[server.url], drawn[server.url]):
+                assert (row["role"], row["transfer_group"]) == (role, spec.transfer_group)
 
 
 async def test_requests_at_once_share_no_room() -> None:

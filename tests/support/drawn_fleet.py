@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from preble.config import HealthConfig, ReplicaConfig
@@ -19,6 +20,8 @@ from support.gateways import gateway_before
 
 MODEL = "qwen3-32b"
 KV_TOKENS = 400_000
+SPECS: dict[str, dict[str, Any]] = {}
+"""What single replicas say of themselves besides, by their id."""
 
 
 class DrawnEngine(Engine):
@@ -26,6 +29,7 @@ class DrawnEngine(Engine):
 
     async def probe(self) -> EngineInfo:
         spec = ReplicaSpec(self.replica_id, kv_capacity_tokens=KV_TOKENS, max_prompt_tokens=131_072)
+        spec = replace(spec, **SPECS.get(str(self.replica_id), {}))
         return EngineInfo("drawn", (MODEL,), spec, max_model_len=131_072)
 
     async def check_ready(self) -> None:

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from preble import __version__
 from preble.core.placing.snapshot import ReplicaState
-from preble.core.types import ReplicaId
+from preble.core.types import ReplicaId, Role
 from preble.decisions.recent import Decision
 from preble.rules.ejection import Standing
 from preble.serving.replicas.rows import MemberRow
@@ -33,7 +33,8 @@ class ReplicaPicture(Struct, frozen=True, omit_defaults=True):
 
     Seconds and tokens are those of `ReplicaState`; `capacity` is None where the replica does not say it. `prompt`,
     `matched`: tokens of all prompts placed there so far, and those believed to be cached. `untrusted`: its
-    cache counts for nothing. `estimated`: its cache is estimated, since its KV events do not arrive.
+    cache counts for nothing. `estimated`: its cache is estimated, since its KV events do not arrive. `role`,
+    `transfer_group`: see `ReplicaSpec`.
     """
 
     name: str
@@ -51,6 +52,8 @@ class ReplicaPicture(Struct, frozen=True, omit_defaults=True):
     matched: float = 0.0
     untrusted: bool = False
     estimated: bool = False
+    role: Role = Role.MIXED
+    transfer_group: str = ""
 
 
 class PrefixRow(Struct, frozen=True):
@@ -165,4 +168,6 @@ def _live_row(
         matched=matched,
         untrusted=not state.trusted,
         estimated=replica.has_lost_events,
+        role=replica.info.spec.role,
+        transfer_group=replica.info.spec.transfer_group,
     )

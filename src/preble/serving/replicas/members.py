@@ -195,6 +195,8 @@ class Members:
             state = "live"
         else:
             state = "down" if monitor.replica_ids else "joining"
+        live = filter(None, map(self._placements.replicas.get, monitor.replica_ids))
+        spec = next((replica.info.spec for replica in live), None)
         return MemberRow(
             url=url,
             state=state,
@@ -204,6 +206,8 @@ class Members:
             safe_to_remove=state == "drained",
             last_error=monitor.waits_because,
             replicas=tuple(monitor.replica_ids),
+            role=None if spec is None else spec.role,
+            transfer_group=None if spec is None else spec.transfer_group,
         )
 
     def sources(self) -> list[SourceRow]:

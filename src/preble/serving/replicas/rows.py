@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from preble.core.types import Role
+
 
 class MemberRow(msgspec.Struct, frozen=True):
     """One replica that is watched, whether or not it is up.
@@ -11,7 +13,8 @@ class MemberRow(msgspec.Struct, frozen=True):
     `state`: "joining" (never up yet), "live", "down" (was up), "draining" (gets no new requests, some run) or "drained"
     (none run). `held_back`: why it gets no new requests. `source`: who names it; None: nobody any more. `running`:
     requests there. `safe_to_remove`: it gets no new requests and none run. `last_error`: why it is not up, None if
-    it is. `replicas`: its ids in the scheduler: one for each data-parallel rank.
+    it is. `replicas`: its ids in the scheduler: one for each data-parallel rank. `role`, `transfer_group`: see
+    `ReplicaSpec`; None while it is not up, so that nobody knows.
     """
 
     url: str
@@ -22,6 +25,8 @@ class MemberRow(msgspec.Struct, frozen=True):
     safe_to_remove: bool
     last_error: str | None
     replicas: tuple[str, ...]
+    role: Role | None = None
+    transfer_group: str | None = None
 
 
 class SourceRow(msgspec.Struct, frozen=True):
