@@ -392,6 +392,16 @@ async def test_answers_count_as_what_they_are(pick: Pick, status: int, piece: by
         assert picking.decision().outcome == outcome
 
 
+@pytest.mark.parametrize("status", ["abc", "", "1e3", "-20", "9" * 5000, "\uff12\uff10\uff10"])
+async def test_a_status_that_is_none_is_the_gateways_fault_and_leaves_nothing(pick: Pick, status: str) -> None:
+    async with replicas(1) as fakes, pick(fakes) as picking:
+        exchange = picking.exchange()
+        await exchange.placed()
+        await exchange.send(response_headers=pb.HttpHeaders(headers=header_map({":status": status})))
+        assert await exchange.call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        await picking.idle()
+
+
 async def test_an_answer_without_a_body_ends_with_its_head(pick: Pick) -> None:
     async with replicas(1) as fakes, pick(fakes) as picking:
         exchange = picking.exchange()

@@ -18,11 +18,16 @@ class PickedAnswer:
     """
 
     def __init__(
-        self, endpoint: Endpoint, placed: Sequence[Placed], headers: Mapping[bytes, bytes], most_bytes: int
+        self,
+        endpoint: Endpoint,
+        placed: Sequence[Placed],
+        status: int,
+        headers: Mapping[bytes, bytes],
+        most_bytes: int,
     ) -> None:
         self._endpoint = endpoint
         self._placed = placed
-        self._status = int(headers.get(b":status", b"200"))
+        self._status = status
         self._is_stream = headers.get(b"content-type", b"").startswith(EVENT_STREAM)
         self._is_plain = headers.get(b"content-encoding", b"identity") == b"identity"
         self._meter = endpoint.meter()

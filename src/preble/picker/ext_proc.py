@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from google.protobuf.message import DecodeError
 from google.protobuf.struct_pb2 import Struct, Value
 
 from preble.picker.envoy import FULL_DUPLEX, OVERWRITE, Message, pb
@@ -32,6 +33,17 @@ def is_full_duplex(request: Message) -> bool:
 def headers_of(headers: Message) -> dict[bytes, bytes]:
     """Return the headers by name. New Envoys send bytes, others text."""
     return {h.key.encode(): h.raw_value or h.value.encode() for h in headers.headers.headers}
+
+
+def status_of(headers: Headers) -> int:
+    """Return an answer's status, 200 if none is given.
+
+    Raises: DecodeError: it is no number of three digits, as it is in HTTP. So it has few values as a metric's label.
+    """
+    text = headers.get(b":status", b"200")
+    if len(text) != 3 or not text.isdigit():
+        raise DecodeError(f"the status {text[:20]!r} is no number of three digits")
+    return int(text)
 
 
 def subset_of(request: Message) -> frozenset[str] | None:

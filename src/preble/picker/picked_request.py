@@ -90,7 +90,7 @@ class PickedRequest:
         await self._stack.aclose()
 
     async def replies(self, message: Message) -> Sequence[bytes]:
-        """Return what the gateway gets for its message, encoded."""
+        """Return what the gateway gets for its message, encoded. Raises: DecodeError: its status is none."""
         try:
             replies = await self._replies(message)
         except PrebleError as error:
@@ -211,12 +211,12 @@ class PickedRequest:
         self._memory.shrink(self._memory.held)
         changed: dict[bytes, bytes] = {}
         headers = ext_proc.headers_of(message.response_headers)
-        self._status = int(headers.get(b":status", b"200"))
+        self._status = ext_proc.status_of(headers)
         if self._placed and self._endpoint is not None and self._answer is None:
             if served := ext_proc.served_of(message):
                 self._moved(replica_at(self._serving.replicas, served))
             self._answer = PickedAnswer(
-                self._endpoint, self._placed, headers, self._gateway.config.limits.max_answer_bytes
+                self._endpoint, self._placed, self._status, headers, self._gateway.config.limits.max_answer_bytes
             )
             if self._caller.is_admin:
                 changed = dict(placement_headers([placed.placement for placed in self._placed]))

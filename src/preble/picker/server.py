@@ -118,11 +118,12 @@ class Picker:
                 continue  # the gateway ends the stream; what it has sent meanwhile means nothing
             try:
                 message = ext_proc.decode(encoded)
+                if not ext_proc.is_full_duplex(message):
+                    raise CallError(Status.FAILED_PRECONDITION, _WRONG_MODE)
+                replies = await exchange.replies(message)
             except DecodeError as error:
                 raise CallError(Status.INVALID_ARGUMENT, f"a message cannot be decoded: {error}") from None
-            if not ext_proc.is_full_duplex(message):
-                raise CallError(Status.FAILED_PRECONDITION, _WRONG_MODE)
-            for reply in await exchange.replies(message):
+            for reply in replies:
                 await call.write(reply)
 
 

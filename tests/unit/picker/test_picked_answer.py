@@ -14,7 +14,7 @@ def test_an_answer_that_is_none_is_freed_without_a_garbage_collection() -> None:
     assert endpoint is not None
     gc.disable()
     try:
-        answer = PickedAnswer(endpoint, [], {b":status": b"200"}, 1024)
+        answer = PickedAnswer(endpoint, [], 200, {}, 1024)
         answer.feed(b"no JSON")
         answer.end()
         left = weakref.ref(answer)
