@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import structlog
 
 from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery import Source, make_source
@@ -64,6 +65,26 @@ async def test_pods_are_listed_then_watched(tmp_path: Path) -> None:
         assert [query["labelSelector"] for query in (*api.lists, *api.watches)] == ["app=vllm"] * 2
         [watch] = api.watches
         assert (watch["resourceVersion"], watch["allowWatchBookmarks"]) == ("101", "true")
+
+
+async def test_a_role_label_with_an_unknown_value_is_told_once_for_each_replica_until_it_is_another_one(
+    tmp_path: Path,
+) -> None:
+    group = GroupConfig(pods="app=vllm", namespace="prod", port="http", role_label="component")
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig):
+        with structlog.testing.capture_logs() as logs:
+            async with followed(source(kubeconfig, group)) as found:
+                steps = (("a", 1, "worker"), ("b", 2, "decode"), ("c", 3, "worker"), ("a", 4, "helper"))
+                for number, (name, host, role) in enumerate(steps, 1):
+                    await api.put(pod(name, f"10.0.0.{host}", labels={"component": role}))
+                    await eventually(lambda number=number: len(found.sets) >= number and found.urls[-1:] == at(number))
+        told = [log for log in logs if log["event"] == "role_unknown"]
+        assert [(log["replica"], log["label"], log["value"]) for log in told] == [
+            (at(1)[0], "component", "worker"),
+            (at(3)[0], "component", "worker"),
+            (at(4)[0], "component", "helper"),
+        ]
+        assert {"prefill", "decode", "mixed"} <= set(told[0]["allowed"])
 
 
 async def test_all_slices_of_a_service_count(tmp_path: Path) -> None:

@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+import structlog
+
 from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery.kubernetes_api import FAILURES, Api, Gone, Listing, Objects, connect, own_namespace
 from preble.discovery.member import Member
-from preble.discovery.pods import Named, groups_of_pool, members_of_pods, members_of_slices
+from preble.discovery.pods import ROLES, Named, UnknownRole, groups_of_pool, members_of_pods, members_of_slices
 from preble.discovery.source import FIRST_WAIT_S, Source
 from preble.errors import ConfigError
 
@@ -40,6 +42,8 @@ class KubernetesSource(Source):
         """What the slices of the service named last."""
         self._of_pool_last: Groups = ()
         """What the pool selected last."""
+        self._told: frozenset[UnknownRole] = frozenset()
+        """Of the members there are, those unknown roles that are in the log."""
 
     async def members(self) -> AsyncIterator[tuple[Member, ...]]:
         last: tuple[Member, ...] | None = None
@@ -52,6 +56,7 @@ class KubernetesSource(Source):
                 ):
                     async for named in kept:
                         self._tell_problems(named)
+                        self._tell_unknown_roles(named)
                         if named.members != last:
                             last = named.members
                             yield named.members
@@ -95,6 +100,12 @@ class KubernetesSource(Source):
         else:
             self.worked()
 
+    def _tell_unknown_roles(self, named: Named) -> None:
+        unknown, log = frozenset(named.unknown_roles), structlog.get_logger()
+        for one in sorted(unknown - self._told):
+            log.warning("role_unknown", replica=one.url, label=one.label, value=one.value[:50], allowed=sorted(ROLES))
+        self._told = unknown
+
     def _named(self, api: Api) -> AsyncGenerator[Named]:
         """Yield the members at first and after each change. Raises: Gone, and `FAILURES`."""
         if self._group.pool:
@@ -116,7 +127,11 @@ class KubernetesSource(Source):
         """Yield the members of groups that have one selector."""
         async for objects in api.followed(self._listing(_PODS, labelSelector=str(groups[0].pods))):
             found = [members_of_pods(objects, group) for group in groups]
-            yield Named(tuple(m for named in found for m in named.members), tuple(p for n in found for p in n.problems))
+            yield Named(
+                tuple(m for named in found for m in named.members),
+                tuple(p for named in found for p in named.problems),
+                unknown_roles=tuple(u for named in found for u in named.unknown_roles),
+            )
 
     async def _of_pool(self, api: Api) -> AsyncGenerator[Named]:
         pool = self._listing(_POOLS, fieldSelector=f"metadata.name={self._group.pool}")
@@ -145,7 +160,7 @@ class KubernetesSource(Source):
         self._of_pool_last = groups or self._of_pool_last
         if self._of_pool_last:
             async for named in self._of_pods(api, self._of_pool_last):
-                yield named if groups else Named(named.members, (missing,), is_missing=True)
+                yield named if groups else named._replace(problems=(missing,), is_missing=True)
         yield Named((), (missing,), is_missing=True)
         await asyncio.Event().wait()
 

@@ -35,7 +35,7 @@ _WORDS = MappingProxyType(
 _ROLE = "preble/role"
 _ROLE_LABELS = ("llm-d.ai/role", "nvidia.com/dynamo-sub-component-type", "role-name")
 """Of llm-d, Dynamo and AIBrix."""
-_ROLES = MappingProxyType(
+ROLES = MappingProxyType(
     {
         **{str(role): role for role in Role},
         "prefill-decode": Role.MIXED,
@@ -44,19 +44,30 @@ _ROLES = MappingProxyType(
         "encode-prefill": Role.PREFILL,
     }
 )
+"""What labels may say."""
 _OVER = ("Succeeded", "Failed")
 _HIGHEST_PORT = 65535
+
+
+class UnknownRole(NamedTuple):
+    """A pod's label that was to say the role of the member at `url`, and has a value that is none."""
+
+    url: str
+    label: str
+    value: str
 
 
 class Named(NamedTuple):
     """The members that objects name, ordered by URL, and what is wrong with objects that name none.
 
     `is_missing`: the service or pool that names them is not there; the members are those that it named last.
+    `unknown_roles`: of members that have another role for that, or none.
     """
 
     members: tuple[Member, ...]
     problems: tuple[str, ...]
     is_missing: bool = False
+    unknown_roles: tuple[UnknownRole, ...] = ()
 
 
 def members_of_slices(slices: Iterable[Object], group: GroupConfig) -> Named:
@@ -100,14 +111,15 @@ def members_of_pods(pods: Iterable[Object], group: GroupConfig) -> Named:
 
     Annotations and labels of a pod (`preble/port`, `preble/engine`, `preble/role`, ...) go before the group's settings.
     """
-    members, problems = [], []
+    members, problems, unknown = [], [], []
     for pod in pods:
         try:
             if (member := _of_pod(pod, group)) is not None:
                 members.append(member)
+                unknown += _unknown_role(member, _marks(pod), group)
         except ConfigError as error:
             problems.append(f"pod {_name(pod)}: {error}")
-    return _named(members, problems)
+    return _named(members, problems)._replace(unknown_roles=tuple(sorted(unknown)))
 
 
 def groups_of_pool(pools: Iterable[Object], group: GroupConfig) -> tuple[GroupConfig, ...]:
@@ -125,7 +137,7 @@ def _of_pod(pod: Object, group: GroupConfig) -> Member | None:
     if not address or status.get("phase") in _OVER:
         return None
     is_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
-    marks = {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+    marks = _marks(pod)
     settings = {**_labelled(marks, group), **dict(_annotated(marks))}
     containers = (pod.get("spec") or {}).get("containers") or ()
     ports = {port.get("name") or "": port.get("containerPort") for c in containers for port in c.get("ports") or ()}
@@ -139,13 +151,25 @@ def _of_pod(pod: Object, group: GroupConfig) -> Member | None:
     )
 
 
+def _marks(pod: Object) -> Mapping[str, str]:
+    metadata = pod.get("metadata") or {}
+    return {**(metadata.get("labels") or {}), **(metadata.get("annotations") or {})}
+
+
+def _unknown_role(member: Member, marks: Mapping[str, str], group: GroupConfig) -> Iterator[UnknownRole]:
+    """Yield what the group's own label says, if it counts and is no role. The labels of others say more than roles."""
+    value = marks.get(group.role_label)
+    if value is not None and value not in ROLES and _ROLE not in marks:
+        yield UnknownRole(member.url, group.role_label, value)
+
+
 def _labelled(marks: Mapping[str, str], group: GroupConfig) -> dict[str, str | int]:
     """Return the role and the transfer group that labels of others give a pod, where they do."""
     found: dict[str, str | int] = {}
     if name := marks.get(group.transfer_group_label):
         found["transfer_group"] = name
     for label in (group.role_label, *_ROLE_LABELS):
-        if (role := _ROLES.get(marks.get(label, ""))) is not None:
+        if (role := ROLES.get(marks.get(label, ""))) is not None:
             return {**found, "role": role}
     return found
 
@@ -161,9 +185,9 @@ def _annotated(annotations: Mapping[str, str]) -> Iterator[tuple[str, str | int]
         if (value := annotations.get(key)) is not None:
             yield setting, value
     if (value := annotations.get(_ROLE)) is not None:
-        if value not in _ROLES:
+        if value not in ROLES:
             raise ConfigError(f"{_ROLE}={value[:50]!r} is no role; there are: {', '.join(Role)}")
-        yield "role", _ROLES[value]
+        yield "role", ROLES[value]
 
 
 def _port(wanted: int | str | None, ports: Mapping[str, int | None]) -> int:

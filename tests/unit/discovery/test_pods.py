@@ -152,6 +152,21 @@ def test_a_label_of_ones_own_goes_before_those_of_others_and_preble_before_both(
     assert role_of({}, role_label="component", role=Role.PREFILL) is Role.PREFILL
 
 
+def test_a_label_of_ones_own_that_says_no_role_is_reported_unless_another_counts_before_it() -> None:
+    labels = {"component": "worker", "llm-d.ai/role": "encode"}
+    for more, settings, found in (
+        ({}, {"role_label": "component"}, [("http://10.0.0.1:8000", "component", "worker")]),
+        ({"component": "decode"}, {"role_label": "component"}, []),
+        ({"preble/role": "decode"}, {"role_label": "component"}, []),
+        ({}, {}, []),
+        ({}, {"role_label": "not there"}, []),
+    ):
+        group = GroupConfig(pods="app=vllm", **settings)
+        named = members_of_pods([pod("10.0.0.1", metadata={"labels": {**labels, **more}})], group)
+        assert [tuple(unknown) for unknown in named.unknown_roles] == found
+        assert named.members and not named.problems, "it is a member all the same"
+
+
 def test_a_pod_with_a_role_that_is_none_is_reported() -> None:
     named = members_of_pods([pod("10.0.0.1", "bad", metadata={"labels": {"preble/role": "encode"}})], PODS)
     assert named.problems == ("pod pod-bad: preble/role='encode' is no role; there are: mixed, prefill, decode",)
