@@ -164,6 +164,26 @@ ROWS: dict[str, list[tuple[str, str, str, int, list[Query]]]] = {
                 (rate("preble_prefix_replications_total", "change"), "{{change}} a second"),
             ],
         ),
+        (
+            "Copies and splits",
+            "reqps",
+            "timeseries",
+            12,
+            [
+                (rate("preble_copies_total", "outcome", _MODEL), "copies {{outcome}}"),
+                (rate("preble_splits_total", "outcome", _MODEL), "splits {{outcome}}"),
+            ],
+        ),
+        (
+            "Prompt tokens sent between replicas",
+            "short",
+            "timeseries",
+            12,
+            [
+                (rate("preble_copied_tokens_total", matcher=_MODEL), "by copies"),
+                (rate("preble_split_tokens_total", matcher=_MODEL), "by splits"),
+            ],
+        ),
     ],
     "Replicas": [
         ("Load: placed work / window", "percentunit", "timeseries", 8, [(_LOAD, "{{replica}}")]),

@@ -108,6 +108,7 @@ async def test_a_cold_prompt_and_a_cached_one_are_answered_as_one_pair_answers_t
         assert decision.transfer.source in [server.url for server in it.of_role("prefill")]
         assert decision.replica in [server.url for server in it.of_role("decode")]
         assert decision.transferred_s is not None, "the end of the source's leg is told"
+        assert it.gateway.serving.telemetry.numbers.sum_by("outcome", "preble_splits_total") == {"ok": [2.0]}
         await it.is_idle()
 
 

@@ -46,6 +46,12 @@ class Split:
                 return "".join(c["text"] for e in events for c in json.loads(e[6:])["choices"])
             return await answer.json()
 
+    def counted(self, metric: str) -> dict[str, float]:
+        """What the gateway has counted of a metric, by outcome: "" for one without outcomes."""
+        numbers = self.gateway.serving.telemetry.numbers
+        by = "outcome" if metric == "splits" else ""
+        return {outcome: cell[0] for outcome, cell in numbers.sum_by(by, f"preble_{metric}_total").items()}
+
     @property
     def computed(self) -> tuple[int, int]:
         """Prompt tokens that each has computed."""
@@ -82,6 +88,8 @@ async def test_one_computes_and_the_other_decodes(tmp_path: Path) -> None:
         newest = next(iter(split.gateway.serving.recent.latest(1)))
         assert newest.transfer is not None and newest.transfer.source == split.source.url
         assert not newest.transfer_failed
+        assert split.counted("splits") == {"ok": 1.0}, "and the one that was asked alone is none"
+        assert split.counted("split_tokens") == {"": float(WHOLE)}
 
 
 @pytest.mark.parametrize("more", [{"stream": True}, {"seed": 3, "temperature": 1.0}, {"logprobs": 1}, {"n": 1}])
@@ -156,6 +164,7 @@ async def test_a_source_that_is_late_costs_the_client_nothing_and_rests(tmp_path
         answer = await split.ask()
         assert split.computed[1] == WHOLE + 5, "the target has computed it all"
         assert next(iter(split.gateway.serving.recent.latest(1))).transfer_failed
+        assert split.counted("splits") == {"failed": 1.0} and not split.counted("split_tokens").get("")
         record = split.gateway.serving._placements.ejection._replicas[ReplicaId(split.source.url)]
         assert record.num_failed == 0, "a queue is no failure"
         assert answer["choices"] == (await split.ask(url=split.target.url))["choices"]

@@ -111,7 +111,8 @@ def members_of_pods(pods: Iterable[Object], group: GroupConfig) -> Named:
 
     Annotations and labels of a pod (`preble/port`, `preble/engine`, `preble/role`, ...) go before the group's settings.
     """
-    members, problems, unknown = [], [], []
+    members, problems = [], []
+    unknown: list[UnknownRole] = []
     for pod in pods:
         try:
             if (member := _of_pod(pod, group)) is not None:

@@ -20,6 +20,7 @@ from preble.core.types.life import (
     Outcome,
     Progress,
     Report,
+    TransferFailed,
 )
 from preble.engines import Engine
 from preble.engines.pairs import PairedEngine
@@ -170,7 +171,8 @@ class LocalPlaced(Placed):
 
     `request`, `terms`: of whom it is. `model`: as metrics name it. `arrived_at`: when the request had arrived.
     `begun_at`: when its first token came, None before. `is_lost`: its replica has left the rotation, so the scheduler
-    has forgotten it. `stalls`: its replica is ejected because it begins no answer.
+    has forgotten it. `stalls`: its replica is ejected because it begins no answer. `transfer_failed`: so its replica
+    has computed all itself.
     """
 
     __slots__ = (
@@ -184,6 +186,7 @@ class LocalPlaced(Placed):
         "request",
         "stalls",
         "terms",
+        "transfer_failed",
     )
 
     def __init__(
@@ -204,7 +207,7 @@ class LocalPlaced(Placed):
         self.model = model
         self.arrived_at = placed_at if terms.arrived_at is None else min(terms.arrived_at, placed_at)
         self.begun_at: float | None = None
-        self.is_lost = self.stalls = False
+        self.is_lost = self.stalls = self.transfer_failed = False
         self._table = table
         self._place_again = place_again
         self._may_retry_freely = False
@@ -234,6 +237,8 @@ class LocalPlaced(Placed):
             self._may_retry_freely = fact.outcome is Outcome.ENGINE_REFUSED
         elif isinstance(fact, FirstToken):
             self.begun_at = self._table.loop.time()
+        elif isinstance(fact, TransferFailed):
+            self.transfer_failed = True
         elif isinstance(fact, Moved):
             self.engine = self._table.replicas.engine(fact.replica_id)
             fact = Moved(fact.replica_id, self.placement.replica_id)

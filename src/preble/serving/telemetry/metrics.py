@@ -223,6 +223,8 @@ class Telemetry:
             of_replica.ok[0] += 1
         else:
             self.numbers.add("preble_finished_total", placed.model, outcome)
+        if placement.prefill_source is not None:
+            self._split_ended(placed, outcome)
         if outcome.blames_replica:
             self.numbers.add("preble_engine_errors_total", placed.blamed, placed.model, outcome)
             self.log.warning("engine_error", replica=placed.blamed, kind=str(outcome), error=end.text)
@@ -244,6 +246,18 @@ class Telemetry:
             e2e_s=round(e2e_s, 6),
             **({"left_out": left_out} if left_out else {}),
         )
+
+    def _split_ended(self, placed: LocalPlaced, outcome: Outcome) -> None:
+        """Count a split that has brought its tokens or has failed. One that ends otherwise, as by its client, has done
+        neither.
+        """
+        placement, failed = placed.placement, placed.transfer_failed or outcome.blames_replica
+        if failed or outcome is Outcome.OK:
+            word = "failed" if failed else "ok"
+            self.numbers.add("preble_splits_total", placement.replica_id, placed.model, word)
+        if not failed and outcome is Outcome.OK and placement.transfer is not None:
+            tokens = placement.transfer.tokens
+            self.numbers.add("preble_split_tokens_total", placement.replica_id, placed.model, by=tokens)
 
     def _used(self, placed: LocalPlaced, end: Ended) -> None:
         """What the holder of a key has used. A placement that gave nothing because of its replica costs no tokens:
