@@ -134,12 +134,19 @@ def emulated(file: Path, **settings: Any) -> EmulatorConfig:
     return EmulatorConfig(profile=str(file), block_size=BLOCK, kv_tokens=4000, max_model_len=1000, **settings)
 
 
-@pytest.mark.parametrize("kind", ["p2p", "nixl"])
-async def test_the_command_adds_the_link_to_a_profile(file: Path, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "flags", "setting"),
+    [("p2p", ("--profile", "tiny-cpu"), "a6000-mistral-7b"), ("nixl", (), "tiny-cpu")],
+    ids=["p2p, by a flag", "nixl, by the environment"],
+)
+async def test_the_command_adds_the_link_to_a_profile(
+    file: Path, tmp_path: Path, kind: str, flags: tuple[str, ...], setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PREBLE_PROFILE", setting)
     config = emulated(file, **{kind: True})
     linked, raw = tmp_path / "mine.json", tmp_path / "raw.json"
     async with EmulatorServer(config) as source, EmulatorServer(config) as target:
-        arguments = ["profile", "--transfer", source.url, target.url, "--profile", "tiny-cpu", "-o", str(linked)]
+        arguments = ["profile", "--transfer", source.url, target.url, *flags, "-o", str(linked)]
         arguments += ["--raw", str(raw), "--quick"]
         command = await asyncio.create_subprocess_exec(sys.executable, "-m", "preble", *arguments, stdout=PIPE)
         shown, _ = await command.communicate()
@@ -171,6 +178,17 @@ def test_the_command_takes_a_replica_or_two() -> None:
     for wrong in ([], ["--url", "http://a:1", "--profile", "tiny-cpu"], ["--transfer", "http://a:1", "http://b:1"]):
         result = CliRunner().invoke(cli, ["profile", "-o", "mine.json", *wrong])
         assert (result.exit_code, "give either --url, or --transfer" in result.stderr) == (2, True)
+
+
+def test_what_the_environment_names_is_for_a_link_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREBLE_PROFILE", "no-such")
+    for arguments, says in (
+        (["profile", "-o", "mine.json", "--transfer", "http://a:1", "http://b:1"], "no-such"),
+        (["up", "--engine", "vllm", "--model", "x", "--transfer", "nixl"], "no-such"),
+        (["profile", "-o", "mine.json", "--url", "http://127.0.0.1:1", "--quick"], "127.0.0.1:1"),
+    ):
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code and says in str(result.exception) + result.output, result.output
 
 
 def test_what_says_nothing_of_a_link_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
@@ -32,7 +33,11 @@ if TYPE_CHECKING:
     nargs=2,
     metavar="A B",
 )
-@option("--profile base", "The profile to which --transfer adds the link.", metavar="NAME|FILE")
+@option(
+    "--profile base",
+    "The profile to which --transfer adds the link.  [default: PREBLE_PROFILE, as for serve]",
+    metavar="NAME|FILE",
+)
 @option(
     "--kv-peer kv_peers",
     "HOST:PORT of the p2p tier of A, then of B.  [default: as they say; vLLM in its development mode]",
@@ -85,6 +90,8 @@ def command(
     from preble.lab.profiling import fit_profile
 
     configure_logging("error", "console")
+    if transfer is not None:
+        base = base or os.environ.get("PREBLE_PROFILE")
     if transfer is not None and base is not None:
         from preble.cli.profile_link import measure_link
 
