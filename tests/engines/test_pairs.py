@@ -195,6 +195,20 @@ async def test_who_is_late_is_the_one_that_does_nothing_for_others_either(
         it.ongoing.abort()
 
 
+@pytest.mark.parametrize("computes", [False, True])
+async def test_a_pair_whose_target_stays_full_is_given_up_at_last(computes: bool) -> None:
+    async with both(silent(), silent()) as it:
+        assert isinstance(it.pair, PairedEngine) and isinstance(it.ongoing, PairedLegs)
+        for _ in range(sglang_pairs.MOST_PROLONGED):
+            now = asyncio.get_running_loop().time()
+            it.pair.prefill.last_leg_at, it.pair.decode.last_output_at = now if computes else -inf, now
+            it.ongoing._on_late()
+            assert it.heard.error is None
+        it.ongoing._on_late()
+        assert it.heard.error is not None and it.heard.error.replica_id == "d", "the one that has no room"
+        assert it.pair.failed_leg is None and "within 600 s" in str(it.heard.error)
+
+
 async def test_each_pair_has_a_room_of_its_own() -> None:
     async with both(answering(ANSWER), answering(ANSWER)) as it:
         await it.over()

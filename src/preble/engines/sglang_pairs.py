@@ -22,6 +22,9 @@ from preble.web.messages import HeaderList
 PREFILL_S = 120.0
 """How long the source has for its leg, its queue included, unless the target has no room for the prompt. An SGLang
 whose other half is gone hangs for 300 s."""
+MOST_PROLONGED = 4
+"""How often a pair gets `PREFILL_S` more, since its target has no room. SGLang's own time-outs end most waits at 300 s,
+but operators may raise them."""
 MOST_REFUSAL_BYTES = 64 * 1024
 """Of a source's answer that is an error, and so the client's. More of it is left out."""
 
@@ -89,6 +92,7 @@ class PairedLegs:
         self._source: Ongoing | None = None
         self._target: Ongoing | None = None
         self._late: asyncio.TimerHandle | None = None
+        self._num_prolonged = 0
 
     def begin(self, prefill: Begin, decode: Begin) -> None:
         """Send both. Raises: EngineRefused: nothing was sent, or is any more."""
@@ -131,21 +135,26 @@ class PairedLegs:
             target.abort()
 
     def _on_late(self) -> None:
-        """Wait on while the target has no room, else leave the one of both that seems to do nothing."""
+        """Wait on while the target has no room, up to a bound, else leave the one of both that seems to do nothing.
+
+        Both are judged by what this process has seen of them.
+        """
         if self.has_begun:  # the prompt is there, whatever the source waits for
             self._leave_source()
             return
         source, target, loop = self._pair.prefill, self._pair.decode, asyncio.get_running_loop()
         since = loop.time() - PREFILL_S
         computes, takes = source.last_leg_at > since, target.last_leg_at > since
-        decodes = target.last_output_at > since
+        is_full = target.last_output_at > since and (computes or not takes)
+        waited_s = PREFILL_S * (1 + self._num_prolonged)
         self._late = None
-        if decodes and (computes or not takes):
+        if is_full and self._num_prolonged < MOST_PROLONGED:
+            self._num_prolonged += 1
             self._late = loop.call_later(PREFILL_S, self._on_late)
-        elif computes:
-            self.target_failed(target.http.error(EngineFailed, f"has not taken the prompt within {PREFILL_S:g} s"))
+        elif computes or is_full:
+            self.target_failed(target.http.error(EngineFailed, f"has not taken the prompt within {waited_s:g} s"))
         else:
-            text = f"has not computed the prompt for {self._pair.replica_id} within {PREFILL_S:g} s"
+            text = f"has not computed the prompt for {self._pair.replica_id} within {waited_s:g} s"
             self.source_failed(source.http.error(EngineFailed, text))
 
     # the source's leg
