@@ -9,6 +9,7 @@ PrebleError
 │   ├── UnknownModel         no replica serves this model                         404
 │   ├── Quarantined          replicas have died of such a request                 400
 │   ├── UnknownResponse      no replica has stored this response                  404
+│   ├── BodyEncoded          the body is compressed                               415
 │   ├── BodyTooLarge         the body is over the configured limit                413
 │   ├── AnswerTooLarge       the answer, asked for in one piece, is over the limit 400
 │   └── BodyTooSlow          the body did not arrive in time                      408
@@ -96,6 +97,13 @@ class UnknownResponse(RequestError):
 
     status = 404
     code = "response_not_found"
+
+
+class BodyEncoded(RequestError):
+    """The request body is compressed, which no engine reads either."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class BodyTooLarge(RequestError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from io import BytesIO
@@ -221,6 +222,19 @@ async def test_a_body_over_the_limit_is_a_413_and_is_not_kept(serve: Serve) -> N
         raw = b'{"prompt": "' + b"a" * (8000 - 14) + b'"}'
         async with gateway.http.post("/v1/completions", data=raw) as answer:
             assert answer.status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/audio/transcriptions"])
+async def test_a_compressed_body_is_a_415_that_says_so(serve: Serve, path: str) -> None:
+    headers = {"content-encoding": "gzip", "content-type": "multipart/form-data; boundary=b"}
+    async with replicas(1) as [one], serve([one]) as gateway:
+        async with gateway.http.post(path, data=gzip.compress(b'{"prompt": "hi"}'), headers=headers) as answer:
+            assert answer.status == 415
+            assert "Content-Encoding: gzip" in (await answer.json())["error"]["message"]
+        headers = {"content-encoding": "identity"}
+        async with gateway.http.post("/v1/completions", json={"prompt": "hi"}, headers=headers) as answer:
+            assert answer.status == 200
+        await gateway.idle()
 
 
 async def test_an_endless_body_of_unknown_length_is_a_413(serve: Serve) -> None:

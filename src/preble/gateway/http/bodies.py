@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from preble.errors import BodyTooLarge, Overloaded
+from preble.errors import BodyEncoded, BodyTooLarge, Overloaded
 from preble.web.server.memory import return_freed_memory
 
 _TIMES_ITS_OWN = 20
@@ -112,6 +112,14 @@ class BodyShare:
 _DRAINED_TIMES = 4
 """Of a body that is too large, up to this many times the limit is read and dropped: a client that is still sending may
 take a closed connection for a network failure and never see the answer."""
+
+
+def check_encoding(headers: Mapping[bytes, bytes]) -> None:
+    """Raises: BodyEncoded: the headers say that the body is compressed."""
+    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    if encoding not in {b"identity", b""}:
+        name = encoding[:40].decode("latin-1")
+        raise BodyEncoded(f"the body is compressed (`Content-Encoding: {name}`); send it as it is")
 
 
 class LimitedBody:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preble.errors import BodyTooSlow
-from preble.gateway.http.bodies import BodyShare, LimitedBody
+from preble.gateway.http.bodies import BodyShare, LimitedBody, check_encoding
 from preble.gateway.http.headers import shown_headers
 from preble.prompts.endpoints import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList
 from preble.rules.callers import ANYBODY
@@ -48,8 +48,9 @@ class PageClient:
     async def read_body(self, limit: int, timeout_s: float, share: BodyShare) -> bytes:
         """Return the whole body; `share` grows as it arrives.
 
-        Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
+        Raises: BodyEncoded, BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
         """
+        check_encoding(self.headers)
         body = LimitedBody(limit, self.head.declared_bytes, share)
         body.check_declared()
         try:

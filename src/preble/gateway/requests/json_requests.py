@@ -10,7 +10,7 @@ from typing import Protocol, final
 from preble.config import LimitsConfig, TimeoutsConfig
 from preble.errors import BodyTooSlow, EngineTimeout, PrebleError
 from preble.gateway.http.access import NOBODY, UNAUTHORIZED, Browsers, KeyRing
-from preble.gateway.http.bodies import BodyMemoryBudget, BodyShare, LimitedBody
+from preble.gateway.http.bodies import BodyMemoryBudget, BodyShare, LimitedBody, check_encoding
 from preble.gateway.http.headers import PassedHeaders, answer_headers, shown_headers
 from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.http.refusals import STOPPING
@@ -108,6 +108,7 @@ class JsonRequest(Answering):
             self._finish(None)
             return
         try:
+            check_encoding(self.head.headers)
             self._body.check_declared()
         except PrebleError as error:
             self._finish(error)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 
 from preble.config import GatewayConfig
 from preble.errors import BodyTooLarge, BodyTooSlow, EngineRefused, EngineTimeout
-from preble.gateway.http.bodies import BodyShare
+from preble.gateway.http.bodies import BodyShare, check_encoding
 from preble.gateway.http.headers import PassedHeaders
 from preble.gateway.http.page_client import PageClient
 from preble.gateway.requests.relay import Placing
@@ -24,6 +24,7 @@ class Upload:
         self._pieces = client.pieces(body_s)
         self._body_s = body_s
         self._num_declared = client.head.declared_bytes
+        self._headers = client.headers
         self._head = UploadHead(client.headers.get(b"content-type", b""), self._num_declared)
         self._limit = limit
         self._memory = memory
@@ -35,8 +36,9 @@ class Upload:
     async def read_fields(self) -> Fields:
         """Read as much as it takes to know the model, which the gateway keeps: so all of it within `body_s`.
 
-        Raises: RequestError: that is too much. BodyTooLarge, BodyTooSlow, ClientGone, Overloaded.
+        Raises: RequestError: that is too much. BodyEncoded, BodyTooLarge, BodyTooSlow, ClientGone, Overloaded.
         """
+        check_encoding(self._headers)
         self._check(self._num_declared)
         try:
             async with asyncio.timeout(self._body_s):
