@@ -10,8 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
+import zmq
+import zmq.asyncio
 
+from engines.conftest import endpoints_of
 from preble.config import ReplicaConfig
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
@@ -22,7 +26,7 @@ from preble.profiles import load_profile
 from preble.prompts.endpoints.ids import with_ids
 from preble.prompts.tokens.tokenizer import PromptTokenizer
 from support.gateways import gateway_before, idle
-from support.questions import Replica, VllmReplica
+from support.questions import Replica, VllmReplica, asked, client_of
 from support.replicas import TEST_TIMEOUT_S, TINY_MODEL, VllmPair
 from support.waiting import eventually
 
@@ -155,6 +159,31 @@ async def test_placements_follow_what_the_engines_cache(vllm_pair: VllmPair) -> 
             body, replica, matched = await complete(http, [*prompt, 9, 9, 9])
             assert replica == home
             assert matched == body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_the_engines_events_name_the_session_of_a_request(vllm_pair: VllmPair) -> None:
+    """The gateway does not need it; whoever else reads the events does."""
+    context = zmq.asyncio.Context()
+    events = context.socket(zmq.SUB)
+    events.setsockopt(zmq.SUBSCRIBE, b"")
+    try:
+        for url in vllm_pair.urls:
+            async with asked(VllmReplica, url) as replica, client_of(replica) as engine:
+                events.connect(endpoints_of(engine).endpoint)
+        async with before(vllm_pair) as gateway, aiohttp.ClientSession(gateway.url) as http:
+
+            async def is_named() -> bool:
+                body = {"model": "tiny", "prompt": unique_prompt(23, 320), "max_tokens": 2}
+                await (await http.post("/v1/completions", json=body, headers={"session-id": "agent-7"})).read()
+                named = set()
+                while await events.poll(0):
+                    _, stored, *_ = msgspec.msgpack.decode((await events.recv_multipart())[-1])
+                    named |= {event.get("session_id") for event in stored if event["type"] == "BlockStored"}
+                return "agent-7" in named
+
+            await eventually(is_named, "an event names the session")
+    finally:
+        context.destroy(linger=0)
 
 
 async def test_a_reset_of_an_engines_cache_is_believed(vllm_pair: VllmPair) -> None:
