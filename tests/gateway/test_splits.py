@@ -148,9 +148,18 @@ async def test_a_stored_response_goes_on_where_it_is_though_another_one_computes
 async def test_replicas_of_different_transfer_groups_make_no_pair(tmp_path: Path) -> None:
     async with splitting(tmp_path, given=({"transfer_group": "a", **PREFILL}, {"transfer_group": "b", **DECODE})) as it:
         assert it.gateway.serving.replicas.lacks is None
-        body = {"prompt": PROMPT, "max_tokens": 1}
-        async with aiohttp.ClientSession(it.gateway.url) as http, http.post("/v1/completions", json=body) as answer:
-            assert answer.status == 503, await answer.text()
+        await it.ask()
+        assert it.computed[0] == 0
+        assert it.computed[1] >= WHOLE
+
+
+async def test_where_none_has_the_role_to_prefill_those_that_decode_compute_prompts(tmp_path: Path) -> None:
+    async with splitting(tmp_path, given=(DECODE, DECODE)) as it:
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            await it.ask(path)
+        assert sum(it.computed) > WHOLE
+        async with aiohttp.ClientSession(it.gateway.url) as http, http.get("/ready") as ready:
+            assert ready.status == 200
 
 
 async def test_a_fleet_with_given_roles_is_checked_as_pairs(tmp_path: Path) -> None:

@@ -105,8 +105,6 @@ class Engine(ABC):
     """The same where the operator says it."""
     transport = ""
     """How it sends KV to others, such as "nixl", where a probe has found that both must have the same one."""
-    answers_alone = True
-    """Whether it can also answer by itself where it has the role to decode."""
     rank: int | None = None
     """Its data-parallel rank, if it is one of several behind one address."""
     num_ranks = 1

@@ -165,7 +165,6 @@ class RankEngine(Engine):
         self.kv_peer = server.kv_peer
         self.model_path = server.model_path
         self.takes_ids = server.takes_ids
-        self.answers_alone = server.answers_alone
         self.streams = EventStreams(self.replica_id, server.reset_keeps_host)
 
     @property

@@ -94,7 +94,6 @@ class SglangEngine(ReportingEngine):
     """The client of one SGLang replica."""
 
     reset_keeps_host = False
-    answers_alone = False
 
     def __init__(self, http: HttpClient, kv_events: KvEventEndpoints | None = None) -> None:
         super().__init__(http, kv_events)
@@ -136,6 +135,7 @@ class SglangEngine(ReportingEngine):
                 block_size=self._block_size or info.page_size or 1,
                 reports_events=bool(self._endpoints) and self._caches(info),
                 role=self.role,
+                answers_alone=self.role is not Role.DECODE,
             ),
             max_model_len=models[0].max_model_len,
             adapters=adapters_among(models),

@@ -143,7 +143,7 @@ class ReplicaTable:
     `capacity`: KV tokens, infinity where unknown; `known_capacity`: of all replicas together, where known. Lists are by
     replica index. `live`, `live_replicas`: the indexes in use, as a set and ascending (a new list whenever a replica
     joins or leaves). `ids`: replica ids by index. `trusted`: the live replicas whose matches count; `untrusted_ids`:
-    the others. `prefilling`, `decoding`: those with these fixed roles.
+    the others. `prefilling`, `decoding`: those with these fixed roles. `answering_alone`: those that need no pair.
     """
 
     def __init__(self) -> None:
@@ -169,6 +169,7 @@ class ReplicaTable:
         self._of_model: dict[str, ReplicaSet] = {}
         self.prefilling: ReplicaSet = 0
         self.decoding: ReplicaSet = 0
+        self.answering_alone: ReplicaSet = 0
 
     def __contains__(self, replica_id: ReplicaId) -> bool:
         return replica_id in self._index_of
@@ -293,6 +294,7 @@ class ReplicaTable:
         self.known_capacity = float(sum(spec.kv_capacity_tokens or 0 for spec in self.specs.values()))
         self.prefilling = sum(1 << replica for replica, spec in self.specs.items() if spec.role is Role.PREFILL)
         self.decoding = sum(1 << replica for replica, spec in self.specs.items() if spec.role is Role.DECODE)
+        self.answering_alone = sum(1 << replica for replica, spec in self.specs.items() if spec.answers_alone)
         self._answering = self.live & ~self.prefilling
         self._of_model = {spec.model: 0 for spec in self.specs.values()}
         for model in self._of_model:

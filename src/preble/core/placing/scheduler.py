@@ -165,7 +165,8 @@ class GlobalScheduler:
     def _place_among_roles(self, request: Request, eligible: ReplicaSet, match: Match, now: float) -> Placement:
         """Place a request where some replicas only decode: on the cheapest pair, or a mixed replica if that is cheaper.
 
-        Targets for its times do not limit the choice.
+        Where there is neither, one that decodes computes the prompt, too, if it can. Targets for its times do not limit
+        the choice.
         """
         best: tuple[float, ClusterView, Choice] | None = None
         value = ttft_value(self.policy)
@@ -182,7 +183,10 @@ class GlobalScheduler:
             if best is None or cost_s < best[0]:
                 best = cost_s, view_of_targets, choice
         if best is None:
-            raise NoReplicaError(NO_PREFILL)
+            if not (alone := eligible & self._replicas.answering_alone):
+                raise NoReplicaError(NO_PREFILL)
+            view = ClusterView(request, alone, match, self._cluster, now)
+            best = 0.0, view, self._chosen(view)
         return self._commit(best[1], best[2], best[2].replica)
 
     def _chosen(self, view: ClusterView) -> Choice:

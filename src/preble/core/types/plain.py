@@ -37,7 +37,8 @@ class ReplicaSpec:
     `transfer_group`: name of the replicas that can copy KV from each other, "" for none. All of a group have one
     engine, model and block size, and reach each other. `splits`: whether one of its group may compute a prompt for it,
     and it for them. `role`: fixed when it was started; replicas with the roles of prefill and decode make pairs within
-    their group, and copy nothing.
+    their group, and copy nothing. `answers_alone`: whether it computes a prompt for which there is no pair, if its role
+    is to decode.
     """
 
     replica_id: ReplicaId
@@ -50,6 +51,7 @@ class ReplicaSpec:
     transfer_group: str = ""
     splits: bool = False
     role: Role = Role.MIXED
+    answers_alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)

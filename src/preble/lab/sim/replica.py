@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from preble.core.costs.model import CostModel
 from preble.core.replica.scheduler import Batch, LocalScheduler, StepResult
-from preble.core.types import ReplicaId, ReplicaSpec, Request
+from preble.core.types import ReplicaId, ReplicaSpec, Request, Role
 from preble.lab.sim.config import SimConfig
 from preble.lab.sim.token_gaps import TokenGaps
 
@@ -50,6 +50,7 @@ class SimReplica:
             transfer_group="" if config.links is None else config.links.group_of(replica_id),
             splits=config.links is not None and config.links.splits,
             role=config.role_of(replica_id),
+            answers_alone=config.role_of(replica_id) is not Role.DECODE,  # as SGLang's
         )
 
     def load(self, request: Request, kept: frozenset[int]) -> bool:

@@ -107,7 +107,7 @@ class ModelReplicas:
         self.base_model = base_models.pop() if len(base_models) == 1 else ""
         engines = Counter(info.engine for info in infos)
         self.engine = max(engines, key=lambda name: (engines[name], name), default="")
-        decoding = [one for one in those if one.info.spec.role is Role.DECODE and not one.engine.answers_alone]
+        decoding = [one for one in those if not one.info.spec.answers_alone]
         self.only_in_pairs = frozenset(one.engine.replica_id for one in decoding)
         self.answers_alone = any(one not in decoding and one.info.spec.role is not Role.PREFILL for one in those)
         self._is_adapter = any(model in info.adapters for info in infos)
@@ -192,12 +192,13 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
 
     def num_able(self, without: Collection[LiveReplica] = ()) -> int:
         """Return how many could take new requests if these were gone. It does not look whether roles fit each other."""
-        roles = Counter(
-            replica.info.spec.role
+        specs = [
+            replica.info.spec
             for replica_id, replica in self.items()
             if replica_id not in self.held_back and replica not in without
-        )
-        return roles[Role.MIXED] + (roles[Role.DECODE] if roles[Role.PREFILL] else 0)
+        ]
+        has_prefill = any(spec.role is Role.PREFILL for spec in specs)
+        return sum(spec.role is not Role.PREFILL and (has_prefill or spec.answers_alone) for spec in specs)
 
     @property
     def lacks(self) -> str | None:

@@ -51,8 +51,20 @@ def fleet(policy: str = "preble", *, profile: CostProfile = PROFILE, **roles: Ro
     made = scheduler_of(policy, model=CostModel(profile))
     given = roles or {P1: Role.PREFILL, P2: Role.PREFILL, D1: Role.DECODE, D2: Role.DECODE}
     for name, role in given.items():
-        made.add_replica(ReplicaSpec(ReplicaId(name), 100_000, block_size=10, transfer_group="g", role=role), 0.0)
+        made.add_replica(spec_of(ReplicaId(name), role), 0.0)
     return made
+
+
+def spec_of(replica: ReplicaId, role: Role, *, answers_alone: bool = False) -> ReplicaSpec:
+    """Return the spec of a replica as SGLang has them, or vLLM, which answers alone whatever its role."""
+    return ReplicaSpec(
+        replica,
+        100_000,
+        block_size=10,
+        transfer_group="g",
+        role=role,
+        answers_alone=answers_alone or role is not Role.DECODE,
+    )
 
 
 def ask(made: GlobalScheduler, name: str, prompt: list[int], *avoid: ReplicaId, now: float = 0.0) -> Placement:
@@ -208,6 +220,19 @@ def test_one_role_alone_takes_no_request_and_the_error_says_which_is_missing(rol
     made = fleet(**{A: role, B: role})
     with pytest.raises(NoReplicaError, match=said):
         ask(made, "q", DOC)
+
+
+@pytest.mark.parametrize("policy", ["preble", "least_load"])
+def test_a_replica_that_decodes_computes_the_prompt_where_it_can_and_there_is_no_pair(policy: str) -> None:
+    made = scheduler_of(policy, model=CostModel(PROFILE))
+    made.add_replica(spec_of(D1, Role.DECODE), 0.0)
+    made.add_replica(spec_of(D2, Role.DECODE, answers_alone=True), 0.0)
+    for name in ("first", "second"):
+        alone = ask(made, name, DOC)
+        assert alone.replica_id == D2 and alone.transfer is None
+    made.add_replica(spec_of(P1, Role.PREFILL), 0.0)
+    assert source_of(ask(made, "paired", DOC)) == P1
+    assert ask(made, "avoiding", DOC, P1).replica_id == D2
 
 
 def test_a_request_that_avoids_every_source_takes_no_pair() -> None:
