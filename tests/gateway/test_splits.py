@@ -13,7 +13,8 @@ import aiohttp
 import pytest
 
 from preble.config import ParityConfig, ReplicaConfig
-from preble.core.types import ReplicaId, Role
+from preble.core.placing.scheduler import GlobalScheduler
+from preble.core.types import Placement, ReplicaId, Role
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.kept import KeptKv, KeptPrompts
 from preble.engines.vllm_answers import TierConfig, TransferConfig
@@ -111,10 +112,21 @@ async def test_a_chat_is_split_too(tmp_path: Path, cap: str) -> None:
 
 
 @pytest.mark.parametrize("more", [{"n": 2}, {"best_of": 2}, {"prompt_logprobs": 1}])
-async def test_what_could_go_wrong_is_not_split(tmp_path: Path, more: dict[str, Any]) -> None:
+async def test_what_could_go_wrong_is_not_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    place, transfers = GlobalScheduler.place, []
+
+    def spy(*args: Any) -> Placement:
+        placement = place(*args)
+        transfers.append(placement.transfer)
+        return placement
+
+    monkeypatch.setattr(GlobalScheduler, "place", spy)
     async with splitting(tmp_path) as split:
         await split.ask(**more)
         assert split.computed[0] == 0
+        assert transfers == [None], "and it is placed as one that is not"
 
 
 PREFILL: dict[str, Any] = {"role": Role.PREFILL}

@@ -124,6 +124,7 @@ class PlaceLine(_Event, frozen=True, tag="place"):
     keeps_kv: bool = True
     first_token_by: float | None = None
     tpot_s: float | None = None
+    splits: bool = True
     placement: PlacementRow | None = None
     error: str | None = None
 
@@ -140,6 +141,7 @@ class PlaceLine(_Event, frozen=True, tag="place"):
             self.keeps_kv,
             inf if self.first_token_by is None else self.first_token_by,
             inf if self.tpot_s is None else self.tpot_s,
+            self.splits,
         )
         if request.num_prompt_tokens != self.num_prompt_tokens:
             raise ValueError(f"the prompt has {request.num_prompt_tokens} tokens, not {self.num_prompt_tokens}")
@@ -399,6 +401,7 @@ def _place_line(
         keeps_kv=request.keeps_kv,
         first_token_by=request.first_token_by if request.first_token_by < inf else None,
         tpot_s=request.tpot_s if request.tpot_s < inf else None,
+        splits=request.splits,
         placement=placement,
         error=error,
     )

@@ -186,7 +186,7 @@ class Engine(ABC):
         """
         return None
 
-    def answers_in_pairs(self, body: bytes) -> bool:
+    def answers_in_pairs(self, path: str, body: bytes) -> bool:
         """Return whether it can answer this one with another one that computes the prompt."""
         return True
 

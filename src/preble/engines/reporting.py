@@ -198,8 +198,8 @@ class RankEngine(Engine):
     def paired(self, prefill: Engine) -> Engine | None:
         return self._server.paired_as(self, prefill)
 
-    def answers_in_pairs(self, body: bytes) -> bool:
-        return self._server.answers_in_pairs(body)
+    def answers_in_pairs(self, path: str, body: bytes) -> bool:
+        return self._server.answers_in_pairs(path, body)
 
     def begin(self, path: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> Ongoing:
         """Ask as any engine does, but this rank, unless the client has chosen one itself."""

@@ -192,7 +192,7 @@ class SglangEngine(ReportingEngine):
     def paired_as(self, decode: Engine, prefill: Engine) -> Engine | None:
         return SglangPair(decode, prefill)
 
-    def answers_in_pairs(self, body: bytes) -> bool:
+    def answers_in_pairs(self, path: str, body: bytes) -> bool:
         return num_answers(body) == 1
 
     def _abort_soon(self, request_id: str) -> None:

@@ -24,7 +24,7 @@ from preble.engines.vllm_answers import (
     VllmServerInfo,
     read_cache_config,
 )
-from preble.engines.vllm_pairs import NIXL, VllmPair, lease_s
+from preble.engines.vllm_pairs import NIXL, VllmPair, lease_s, may_split
 from preble.errors import EngineError, EngineProtocolError, EngineTimeout
 
 EMULATED_HEADER = b"x-preble-emulated"
@@ -95,6 +95,9 @@ class VllmEngine(ReportingEngine):
             version=number,
             priority=PriorityOrder(1) if _ignores_priority(number) and not emulated else None,
         )
+
+    def answers_in_pairs(self, path: str, body: bytes) -> bool:
+        return may_split(path, body)
 
     def paired_as(self, decode: Engine, prefill: Engine) -> Engine | None:
         rests = asyncio.get_running_loop().time() < prefill.rests_until

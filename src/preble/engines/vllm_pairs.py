@@ -64,6 +64,19 @@ class _SourceAnswer(msgspec.Struct):
     usage: _SourceUsage | None = None
 
 
+def may_split(path: str, body: bytes) -> bool:
+    """Return whether each prompt of a request may be split; those of a list are asked one by one.
+
+    >>> may_split("/v1/completions", b'{"prompt":["x","y"]}'), may_split("/v1/completions", b'{"prompt":"x","n":2}')
+    (True, False)
+    """
+    try:
+        fields = _OBJECT.decode(body)
+        return _is_plain(fields) and (path == _COMPLETIONS or _is_one_text(path, fields))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+
+
 def body_of_source(path: str, body: bytes) -> bytes | None:
     """Return what the source of a split is to compute; None for a request that must not be split.
 
@@ -76,8 +89,7 @@ def body_of_source(path: str, body: bytes) -> bytes | None:
         is_one = _is_one_text(path, fields)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
-    is_plain = all(bytes(fields.get(name, Raw(b"null"))) in _FALSE for name in _NOT_SPLIT)
-    if not is_one or not is_plain or any(bytes(fields.get(name, Raw(b"1"))) not in (b"1", b"null") for name in _ALONE):
+    if not is_one or not _is_plain(fields):
         return None
     cap = "max_completion_tokens" if path == _CHAT and "max_completion_tokens" in fields else "max_tokens"
     kept = {name: value for name, value in fields.items() if name not in _LEFT_OUT}
@@ -85,6 +97,13 @@ def body_of_source(path: str, body: bytes) -> bytes | None:
         kept.pop("max_tokens", None)
     changes = {cap: Raw(b"1"), "stream": Raw(b"false"), "kv_transfer_params": _REMOTE_DECODE}
     return msgspec.json.encode(kept | changes)
+
+
+def _is_plain(fields: Mapping[str, Raw]) -> bool:
+    """Return whether nothing but the form of its prompt can be against a split."""
+    return all(bytes(fields.get(name, Raw(b"null"))) in _FALSE for name in _NOT_SPLIT) and all(
+        bytes(fields.get(name, Raw(b"1"))) in (b"1", b"null") for name in _ALONE
+    )
 
 
 def _is_one_text(path: str, fields: Mapping[str, Raw]) -> bool:

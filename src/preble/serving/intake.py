@@ -161,17 +161,22 @@ class Intake:
                 avoid = self._all_but(holder, of_model)
             elif parsed.caller.name:  # it may be another tenant's, and the replica would not know
                 raise UnknownResponse(f"no replica has a response with the id {fields.continues[:200]!r}")
-        avoid |= self._not_alone(parsed, of_model, in_pairs=in_pairs)
+        paired = of_model.paired
+        splits = in_pairs and (paired is None or paired.answers_in_pairs(parsed.endpoint.path, parsed.body))
+        if not in_pairs and of_model.only_in_pairs and not of_model.answers_alone:
+            one = min(of_model.only_in_pairs)
+            raise NoReplicaError(f"{one} only decodes: no upload can go there, nor what the gateway does not carry")
         if fields.by_load:
             tokens = stand_in_tokens(int(min(fields.load_tokens, of_model.shortest_prompt)))
-            return Request(RequestId(parsed.request_id), tokens, None, BY_LOAD, avoid, keeps_kv=False)
+            return Request(RequestId(parsed.request_id), tokens, None, BY_LOAD, avoid, keeps_kv=False, splits=splits)
         tokens = await self._token_ids(parsed, index, of_model)
         if fields.truncate_prompt_tokens is not None:
             tokens = fields.truncated(tokens)
         own_id = parsed.request_id if parsed.num_prompts == 1 else f"{parsed.request_id}#{index}"
         of_model = self.replicas.of_model(fields.model)  # tokenizing may have taken a while
         namespace = of_model.namespace(fields.cache_salt)
-        return Request(RequestId(own_id), tokens, fields.most_output_tokens, namespace, avoid, of_model.base_model)
+        model = of_model.base_model
+        return Request(RequestId(own_id), tokens, fields.most_output_tokens, namespace, avoid, model, splits=splits)
 
     def _all_but(self, holder: ReplicaId, of_model: ModelReplicas) -> frozenset[ReplicaId]:
         """Return the replicas that cannot go on with a response of `holder`. Raises: RequestError: nor can that one."""
@@ -180,22 +185,6 @@ class Intake:
             raise RequestError(f"{text} conversation in place of `previous_response_id`", param="previous_response_id")
         those = self.replicas.items()
         return frozenset(r for r, one in those if r != holder and one.info.spec.role is not Role.PREFILL)
-
-    def _not_alone(self, parsed: ParsedRequest, of_model: ModelReplicas, *, in_pairs: bool) -> frozenset[ReplicaId]:
-        """Return the replicas that answer only in pairs, if no pair can carry this request.
-
-        Raises: NoReplicaError: there are no others, and the carrier can ask no pair.
-        """
-        only = of_model.only_in_pairs
-        if not only or (in_pairs and self.replicas.engine(min(only)).answers_in_pairs(parsed.body)):
-            return frozenset()
-        if not of_model.answers_alone:
-            if in_pairs:
-                return frozenset()  # the pair says why not
-            raise NoReplicaError(
-                f"{min(only)} only decodes: no upload can go there, nor what the gateway does not carry"
-            )
-        return only
 
     async def with_ids(self, parsed: ParsedRequest, request: Request) -> bytes | None:
         """Return the body with token ids in place of a long text, None if the replica gets the client's body.

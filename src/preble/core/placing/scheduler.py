@@ -165,16 +165,17 @@ class GlobalScheduler:
     def _place_among_roles(self, request: Request, eligible: ReplicaSet, match: Match, now: float) -> Placement:
         """Place a request where some replicas only decode: on the cheapest pair, or a mixed replica if that is cheaper.
 
-        Where there is neither, one that decodes computes the prompt, too, if it can. Targets for its times do not limit
-        the choice.
+        Where there is neither, or the request cannot be split, one that decodes computes the prompt, too, if it can.
+        Targets for its times do not limit the choice.
         """
         best: tuple[float, ClusterView, Choice] | None = None
         value = ttft_value(self.policy)
-        if mixed := eligible & ~self._replicas.decoding:
-            view = ClusterView(request, mixed, match, self._cluster, now)
+        alone = eligible & self._replicas.answering_alone
+        if whole := alone & ~self._replicas.decoding if request.splits else alone:
+            view = ClusterView(request, whole, match, self._cluster, now)
             choice = self._chosen(view)
             best = delay_s(view, choice, value), view, choice
-        for sources, targets in pools(request, eligible, self._cluster):
+        for sources, targets in pools(request, eligible, self._cluster) if request.splits or not alone else ():
             view = ClusterView(request, sources, match, self._cluster, now)
             source = self._chosen(view)
             view_of_targets = ClusterView(request, targets, match, self._cluster, now)
@@ -183,7 +184,7 @@ class GlobalScheduler:
             if best is None or cost_s < best[0]:
                 best = cost_s, view_of_targets, choice
         if best is None:
-            if not (alone := eligible & self._replicas.answering_alone):
+            if not alone:
                 raise NoReplicaError(NO_PREFILL)
             view = ClusterView(request, alone, match, self._cluster, now)
             best = 0.0, view, self._chosen(view)

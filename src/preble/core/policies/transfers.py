@@ -21,7 +21,7 @@ class TransferOptions:
         self._view = view
         self._links = view.cluster.links
         self.splitting: list[list[int]] = []
-        if may := self._links.splitting & view.trusted:
+        if view.request.splits and (may := self._links.splitting & view.trusted):
             groups = [members & may for members in self._links.groups.values()]
             places = [[i for i, replica in enumerate(view.replicas) if members >> replica & 1] for members in groups]
             self.splitting = [members for members in places if len(members) > 1]

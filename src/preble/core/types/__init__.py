@@ -134,6 +134,7 @@ class Request:
     `keeps_kv`: whether the replica keeps KV that later prompts can use; embeddings and the like leave none, so they are
     placed by load alone. `first_token_by`: when its first token must have come, in the scheduler's time; `tpot_s`:
     seconds that each further one may take. Both infinite where nobody has asked for that; `has_target` if for any.
+    `splits`: whether whoever sends it can ask two replicas for it, of which one computes the prompt for the other.
     """
 
     request_id: RequestId
@@ -145,6 +146,7 @@ class Request:
     keeps_kv: bool = True
     first_token_by: float = inf
     tpot_s: float = inf
+    splits: bool = True
     num_prompt_tokens: int = field(init=False, repr=False, compare=False)
     has_target: bool = field(init=False, repr=False, compare=False)
 
@@ -159,6 +161,7 @@ class Request:
         keeps_kv: bool = True,
         first_token_by: float = inf,
         tpot_s: float = inf,
+        splits: bool = True,
     ) -> None:
         if not isinstance(prompt, bytes):
             raise TypeError(
@@ -173,6 +176,7 @@ class Request:
         self.keeps_kv = keeps_kv
         self.first_token_by = first_token_by
         self.tpot_s = tpot_s
+        self.splits = splits
         self.has_target = first_token_by < inf or tpot_s < inf
         self.num_prompt_tokens = len(prompt) // TOKEN_BYTES
 

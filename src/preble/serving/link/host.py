@@ -417,4 +417,5 @@ def _request(message: m.Place, base_model: str) -> Request:
         frozenset(map(ReplicaId, message.avoid)),
         base_model,
         keeps_kv=message.keeps_kv,
+        splits=message.splits,
     )

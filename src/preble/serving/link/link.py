@@ -142,6 +142,7 @@ class SchedulerLink:
             request.namespace,
             list(request.avoid),
             request.keeps_kv,
+            request.splits,
             None if ticket.is_told else ticket.terms,
         )
         ticket.is_told = True

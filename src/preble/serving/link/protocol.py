@@ -19,7 +19,7 @@ from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import MonotonicSeconds, Terms
 
-VERSION = 14
+VERSION = 15
 
 
 class Message(Struct, array_like=True):
@@ -52,8 +52,8 @@ class Leave(Message, tag=2):
 
 
 class Place(Message, tag=3):
-    """Place a prompt of an admitted request. `tokens`: its ids, four bytes each, little-endian. `keeps_kv`: see
-    `core.types.Request`. `terms`: of a request that has sent no `Admit`: it is admitted first."""
+    """Place a prompt of an admitted request. `tokens`: its ids, four bytes each, little-endian. `keeps_kv`,
+    `splits`: see `core.types.Request`. `terms`: of a request that has sent no `Admit`: it is admitted first."""
 
     number: int
     admitted: int
@@ -63,6 +63,7 @@ class Place(Message, tag=3):
     namespace: str = ""
     avoid: Sequence[str] = ()
     keeps_kv: bool = True
+    splits: bool = True
     terms: Terms | None = None
 
 

@@ -93,7 +93,7 @@ class ModelReplicas:
     `engine`: the program that most of them run, "" if there is none. `takes_ids`: each of them answers token ids
     as it answers their text, which is not known of adapters. `longest_prompt`: in tokens, that one of them takes,
     `shortest_prompt`: that all of them take; infinity where it is not known. `only_in_pairs`: those that answer nothing
-    alone; `answers_alone`: whether another one does.
+    alone; `answers_alone`: whether another one does. `paired`: one that another one may compute prompts for.
     """
 
     def __init__(self, model: str | None, replicas: Mapping[ReplicaId, LiveReplica], others: frozenset[ReplicaId]):
@@ -110,6 +110,8 @@ class ModelReplicas:
         decoding = [one for one in those if not one.info.spec.answers_alone]
         self.only_in_pairs = frozenset(one.engine.replica_id for one in decoding)
         self.answers_alone = any(one not in decoding and one.info.spec.role is not Role.PREFILL for one in those)
+        may_be = (one.engine for one in those if one.info.spec.splits or one.info.spec.role is Role.DECODE)
+        self.paired: Engine | None = next(may_be, None)
         self._is_adapter = any(model in info.adapters for info in infos)
         self.takes_ids = bool(those) and not self._is_adapter and all(replica.takes_ids for replica in those)
         self.longest_prompt, self.shortest_prompt = max(lengths, default=inf), min(lengths, default=inf)

@@ -235,6 +235,15 @@ def test_a_replica_that_decodes_computes_the_prompt_where_it_can_and_there_is_no
     assert ask(made, "avoiding", DOC, P1).replica_id == D2
 
 
+def test_what_cannot_be_split_goes_where_it_is_answered_alone_and_to_a_pair_only_if_it_is_nowhere() -> None:
+    whole = Request(RequestId("whole"), pack_tokens(DOC), splits=False)
+    made = fleet(**{P1: Role.PREFILL, D1: Role.DECODE})
+    assert made.place(whole, 0.0).transfer is not None
+    made.add_replica(spec_of(D2, Role.DECODE, answers_alone=True), 0.0)
+    placement = made.place(Request(RequestId("second"), pack_tokens(DOC), splits=False), 0.0)
+    assert (placement.replica_id, placement.transfer) == (D2, None)
+
+
 def test_a_request_that_avoids_every_source_takes_no_pair() -> None:
     with pytest.raises(NoReplicaError, match="none that computes"):
         ask(fleet(), "q", DOC, P1, P2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ def with_roles(*names: ReplicaId, profile: CostProfile = PROFILE, **spec: object
     return made
 
 
-def ask(made: GlobalScheduler, now: float = 0.0, **more: frozenset[ReplicaId]) -> Placement:
+def ask(made: GlobalScheduler, now: float = 0.0, **more: Any) -> Placement:
     placement = made.place(Request(Q, pack_tokens(DOC), **more), now)
     made.check()
     return placement
@@ -95,6 +96,11 @@ def test_one_that_decodes_nothing_computes_the_prompt_for_one_that_computes_none
 @pytest.mark.parametrize("spec", [{"splits": False}, {"transfer_group": ""}])
 def test_nobody_splits_who_may_not(spec: dict[str, object]) -> None:
     placement = ask(with_roles(**spec))  # type: ignore[arg-type]
+    assert (placement.replica_id, placement.transfer) == (A, None)
+
+
+def test_a_request_that_cannot_be_split_is_placed_as_where_nobody_splits() -> None:
+    placement = ask(with_roles(), splits=False)
     assert (placement.replica_id, placement.transfer) == (A, None)
 
 
