@@ -142,8 +142,8 @@ class SchedulerLink:
             request.namespace,
             list(request.avoid),
             request.keeps_kv,
-            request.splits,
             None if ticket.is_told else ticket.terms,
+            request.splits,
         )
         ticket.is_told = True
         try:

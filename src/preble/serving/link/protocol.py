@@ -63,8 +63,8 @@ class Place(Message, tag=3):
     namespace: str = ""
     avoid: Sequence[str] = ()
     keeps_kv: bool = True
-    splits: bool = True
     terms: Terms | None = None
+    splits: bool = True
 
 
 class PlaceAgain(Message, tag=4):
