@@ -151,6 +151,26 @@ async def test_an_api_that_is_down_changes_nothing_and_is_asked_again(tmp_path: 
             assert found.source.error is None
 
 
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        *(b'{"metadata": {"resource', b"[]", 5000 * b"["),
+        b'{"metadata": {"resourceVersion": "1"}, "items": ["pod"]}',
+        b'{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {"name": "a"}, "status": "up"}]}',
+    ],
+)
+async def test_an_answer_that_is_nonsense_changes_nothing_and_is_told(nonsense: bytes, tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig), followed(source(kubeconfig)) as found:
+        await api.put(pod("a", "10.0.0.1"))
+        await eventually(lambda: found.urls == at(1))
+        api.nonsense = nonsense
+        await api.end_watches()
+        await eventually(lambda: found.source.error is not None)
+        assert found.urls == at(1)
+        api.nonsense = None
+        await eventually(lambda: found.source.error is None)
+
+
 async def test_an_error_within_a_watch_is_survived(tmp_path: Path) -> None:
     async with kubernetes_api("pods", tmp_path) as (api, kubeconfig), followed(source(kubeconfig)) as found:
         await eventually(lambda: len(api.watches) == 1)

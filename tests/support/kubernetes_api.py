@@ -98,6 +98,8 @@ class KubernetesApi:
         self.answers.set()
         self.others_write_first = 0
         """Before so many of the next replacements somebody else writes the object."""
+        self.nonsense: bytes | None = None
+        """The body of every answer, if there is one."""
         self.gone_as_status = False
         self.pieces_of = 1 << 20
         """Events are written in pieces of so many bytes."""
@@ -155,6 +157,8 @@ class KubernetesApi:
                 raise Refused(self.status, "no")
             if request.headers.get("Authorization") != f"Bearer {self.token}":
                 raise Refused(401, "Unauthorized")
+            if self.nonsense is not None:
+                return web.Response(body=self.nonsense, content_type="application/json")
             return await self._answer(request)
         except Refused as error:
             return _status(error.code, str(error))

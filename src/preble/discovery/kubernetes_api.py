@@ -51,7 +51,10 @@ class Gone(Exception):
     """The server no longer knows the version that the watch had reached."""
 
 
-FAILURES = (ApiError, ConfigError, UnusableConfig, OSError, TimeoutError, ValueError, LookupError)
+FAILURES = (
+    *(ApiError, ConfigError, UnusableConfig, OSError, TimeoutError),
+    *(AttributeError, LookupError, TypeError, ValueError),
+)
 """What a cluster that cannot be reached, or answers nonsense, makes the functions here raise."""
 
 
@@ -109,7 +112,7 @@ class Api:
                 response = await self._http.request(method, path, json=body)
         if not response.is_success:
             raise self._error(response)
-        return response.json()
+        return _object(response.content)
 
     async def followed(self, listing: Listing) -> AsyncGenerator[Objects]:
         """Yield the objects after the list and after each change. Raises: Gone, and `FAILURES`."""
@@ -153,7 +156,7 @@ class Api:
             return ApiError(f"{self._account} was refused (401)", status)
         try:
             reason = response.json()["message"]
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             reason = response.reason_phrase
         return ApiError(f"the Kubernetes API answers {status}: {reason}"[:_REASON_CHARS], status)
 
@@ -191,7 +194,7 @@ def _cluster(kubeconfig: str | None, service_account: str) -> tuple[SingleConfig
 
 
 async def _events(response: httpx2.Response) -> AsyncIterator[Mapping[str, Any]]:
-    """Yield the JSON lines of a watch. Raises: ValueError: a line is no JSON, or too long."""
+    """Yield the JSON lines of a watch. Raises: ApiError: a line is no JSON object. ValueError: it is too long."""
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
@@ -199,7 +202,20 @@ async def _events(response: httpx2.Response) -> AsyncIterator[Mapping[str, Any]]
             raise ValueError(f"the Kubernetes API sends an event above {_EVENT_BYTES:,} bytes")
         for line in lines:
             if line.strip():
-                yield json.loads(line)
+                yield _object(line)
+    if rest.strip():  # what is no watch at all, such as a proxy's page, must not be asked again and again unheard
+        yield _object(rest)
+
+
+def _object(text: bytes) -> Mapping[str, Any]:
+    """Return a decoded JSON object. Raises: ApiError: it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ApiError("the Kubernetes API answers with what is no JSON object")
+    return found
 
 
 def _name(item: Object) -> str:

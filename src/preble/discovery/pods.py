@@ -179,7 +179,7 @@ def _annotated(annotations: Mapping[str, str]) -> Iterator[tuple[str, str | int]
     """Raises: ConfigError: a port is no number, or a role none."""
     for key, setting in _NUMBERS.items():
         if (value := annotations.get(key)) is not None:
-            if not (value.isascii() and value.isdigit() and 1 <= int(value[:6]) <= _HIGHEST_PORT):
+            if not (value.isascii() and value.isdigit() and len(value) <= 5 and 1 <= int(value) <= _HIGHEST_PORT):
                 raise ConfigError(f"annotation {key}={value[:50]!r} is no port")
             yield setting, int(value)
     for key, setting in _WORDS.items():

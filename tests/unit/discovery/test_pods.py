@@ -122,11 +122,12 @@ def test_a_pods_annotations_go_before_the_groups_settings() -> None:
     assert (replica.kv_events, replica.kv_events_replay) == ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558")
 
 
-def test_a_pod_with_a_wrong_annotation_is_reported_and_the_others_count() -> None:
-    wrong = pod("10.0.0.1", "bad", metadata={"annotations": {"preble/kv-events-port": "many"}})
+@pytest.mark.parametrize("port", ["many", "0", "65536", "000001" + 5000 * "9", "\u0663"])
+def test_a_pod_with_a_wrong_annotation_is_reported_and_the_others_count(port: str) -> None:
+    wrong = pod("10.0.0.1", "bad", metadata={"annotations": {"preble/kv-events-port": port}})
     named = members_of_pods([wrong, pod("10.0.0.2", "good")], PODS)
     assert urls(named) == ["http://10.0.0.2:8000"]
-    assert named.problems == ("pod pod-bad: annotation preble/kv-events-port='many' is no port",)
+    assert named.problems == (f"pod pod-bad: annotation preble/kv-events-port={port[:50]!r} is no port",)
 
 
 def role_of(labels: dict[str, str], **settings: Any) -> Role | None:
