@@ -360,7 +360,8 @@ async def test_a_secret_that_is_none_is_refused_at_the_start(
 
 
 async def test_only_who_has_the_password_belongs_to_the_group(fakes: list[FakeReplica]) -> None:
-    with nats_server("--user", "preble", "--pass", "secret") as server:
+    secret = ("--user", "preble", "--pass", "secret")
+    with nats_server(*secret) as server, structlog.testing.capture_logs() as log:
         trusted = server.url.replace("nats://", "nats://preble:secret@")
         async with (
             group(fakes, trusted, "a", "b") as (a, _),
@@ -369,6 +370,9 @@ async def test_only_who_has_the_password_belongs_to_the_group(fakes: list[FakeRe
             await eventually(lambda: stranger.serving.waits_for is None)
             assert not stranger.group.is_connected and not stranger.group.peers
             assert len(a.group.peers) == 1
+    warnings = [line for line in log if line["log_level"] == "warning"]
+    told = [line["error"] for line in warnings if line["event"] == "peers_bus_error"]
+    assert len([error for error in told if "Authorization" in error]) == 1, "why it is alone is told once"
 
 
 CONFIGURED = re.search(r"```\n(# nats.conf.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

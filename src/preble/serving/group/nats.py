@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _RETRY_S = 1
 _CLOSE_S = 5.0
+_MOST_ERRORS = 8
+"""The most errors that are logged between two connections."""
 _PING_S = 2
 """A connection is lost after two pings without an answer, when the third is due."""
 
@@ -40,6 +42,8 @@ class NatsBus:
         self._on_change = on_change
         self._client: Client = _new_client()
         self._was_connected: bool | None = None
+        self._errors: set[str] = set()
+        """What was logged since the last connection: a server that refuses us does so every second."""
         self._connecting = asyncio.create_task(self._connect())
 
     @property
@@ -107,12 +111,17 @@ class NatsBus:
         self._tell_change()
 
     async def _failed(self, error: Exception) -> None:
-        structlog.get_logger().debug("peers_bus_error", error=str(error) or type(error).__name__)
+        reason = (str(error) or type(error).__name__)[:200]
+        if reason not in self._errors and len(self._errors) < _MOST_ERRORS:
+            self._errors.add(reason)
+            structlog.get_logger().warning("peers_bus_error", error=reason)
         self._tell_change()
 
     def _tell_change(self) -> None:
         if self._client.is_connected != self._was_connected:
             self._was_connected = self._client.is_connected
+            if self._was_connected:
+                self._errors.clear()
             self._on_change(self._was_connected)
 
 
