@@ -103,6 +103,7 @@ def test_what_follows_a_url_as_key_and_value_is_said_of_that_replica() -> None:
         ('replicas = ["http://a:1"]\npolicy = "best"', "unknown policy 'best'; choose one of preble, "),
         ("[decisions]\nlog_tokens = 'open'", "decisions.log_tokens = 'open'"),
         ("port =", "not valid TOML: Invalid value (at line 1, the last)"),
+        (f"port = {'[' * 5000}", "not valid TOML: it is nested too deep"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_place_and_the_remedy(tmp_path: Path, text: str, said: str) -> None:

@@ -270,6 +270,7 @@ async def test_keys_are_read_again(serve: Serve, keys_file: Path) -> None:
     ("text", "said"),
     [
         ("[a", "is not TOML"),
+        ("a = " + 5000 * "[", "is not TOML: it is nested too deep"),
         ('[a]\nsha256 = "abc"', "sha256sum"),
         (table("a", "k", admn=True), "admn"),
         (table("a", "k") + table("b", "k"), "same key"),

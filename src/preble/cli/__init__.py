@@ -19,6 +19,9 @@ import click
 from preble import __version__
 from preble.cli.failure import one_line_failures
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What a disk without room answers, also to who writes to stdout."""
+
 
 class Listed(NamedTuple):
     """A command as its group's help lists it. `module`: has it as `command`."""
@@ -130,6 +133,9 @@ def main() -> None:
     except Exception as bug:
         if os.environ.get("PREBLE_TRACEBACK") or (isinstance(bug, OSError) and bug.errno == errno.EPIPE):
             raise
+        if isinstance(bug, OSError) and bug.errno in _FULL:
+            click.echo(f"preble: cannot write: {bug.strerror}", err=True)
+            sys.exit(1)
         click.echo(
             f"preble: internal error, {type(bug).__name__}: {bug}\n"
             "This is a bug in Preble. Run it again with PREBLE_TRACEBACK=1 and report the output.",

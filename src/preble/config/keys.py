@@ -60,6 +60,8 @@ def load_keys(path: str | Path, classes: tuple[str, ...] = ()) -> dict[str, KeyC
         raise ConfigError(f"keys file {str(path)!r} cannot be read: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"keys file {str(path)!r} is not TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"keys file {str(path)!r} is not TOML: it is nested too deep") from None
     if not tables:  # whoever writes it anew may have emptied it first: that must not lock everybody out
         text = "holds no key; to refuse everybody, leave one table whose sha256 is 64 zeros"
         raise ConfigError(f"keys file {str(path)!r} {text}")

@@ -95,6 +95,8 @@ def _file_layer(path: str | Path | None, known: Mapping[str, Knob]) -> dict[str,
         last = f"at line {text.count(chr(10)) + 1}, the last"
         reason = str(error).replace("at end of document", last)  # a missing value or quote; Python names no line
         raise ConfigError(f"configuration file {str(path)!r} is not valid TOML: {reason}") from error
+    except RecursionError:
+        raise ConfigError(f"configuration file {str(path)!r} is not valid TOML: it is nested too deep") from None
     return dict(_flattened(tree, known))
 
 

@@ -323,6 +323,15 @@ def test_a_bug_is_one_report_without_a_traceback() -> None:
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="writes to /dev/full")
+def test_a_full_disk_is_no_bug() -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.run(
+            [sys.executable, "-m", "preble", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (process.returncode, process.stderr) == (1, "preble: cannot write: No space left on device\n")
+
+
 @pytest.mark.parametrize("group", [(), ("workload",)])
 def test_the_help_of_a_group_imports_no_command(group: tuple[str, ...]) -> None:
     """So it is there within the time that a start of Python takes."""

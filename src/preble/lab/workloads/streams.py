@@ -87,7 +87,7 @@ def _read(path: str, mtime_ns: int) -> Scenario:
     """`mtime_ns`: so that a file which changes is read again."""
     try:
         return msgspec.toml.decode(Path(path).read_bytes(), type=Scenario)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceFormatError(f"{path}: {error}; scenarios are described in docs/reference/workloads.md") from error
 
 
