@@ -233,6 +233,7 @@ async def test_a_replica_without_metrics_has_a_cache_of_unknown_size() -> None:
         ("/v1/models", {"data": []}),
         ("/v1/models", {"models": []}),
         ("/v1/models", "<html>"),
+        ("/v1/models", {"data": [{"id": "x" * 5000}]}),
         ("/version", {"version": 1}),
         ("/metrics", 'vllm:cache_config_info{block_size="32"} many\n'),
         ("/metrics", 'vllm:cache_config_info{block_size="32} 1.0\n'),

@@ -11,13 +11,17 @@ from preble.engines.adapter import Engine, EngineInfo, ModelNames
 from preble.engines.http import HttpClient
 from preble.errors import EngineProtocolError, RequestError
 
+_MOST_NAME_CHARS = 4096
+"""The longest name of a model: a path may be one. Names are in logs, metrics and errors."""
+_ModelName = Annotated[str, msgspec.Meta(max_length=_MOST_NAME_CHARS)]
+
 
 class ModelCard(msgspec.Struct):
     """One entry of `/v1/models`. `parent` is the base model of an adapter, `root` what the engine was started with."""
 
-    id: str
-    parent: str | None = None
-    root: str | None = None
+    id: _ModelName
+    parent: _ModelName | None = None
+    root: _ModelName | None = None
     owned_by: str | None = None
     max_model_len: int | None = None
 
