@@ -6,6 +6,7 @@ from functools import partial
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import PeerId, ReplicaId, ReplicaSpec, Request, RequestId, Role, pack_tokens
+from preble.core.types.events import PeerPlaced, PeerReported
 from preble.peers.member import GroupMember
 from preble.peers.packets import Message, decode, encode
 from support.by_hand import scheduler_of
@@ -51,3 +52,11 @@ def test_the_prompt_of_a_pair_waits_at_its_source_for_peers_too_until_it_is_sent
     deliver()
     west.check()
     assert west.snapshot().num_assumed == 0
+
+
+def test_what_a_replica_that_decodes_computes_alone_waits_there_for_peers_too() -> None:
+    west = scheduler_of("preble")
+    west.add_replica(ReplicaSpec(D, 100_000, role=Role.DECODE), 0.0)
+    west.assume(PeerReported(PeerId("east"), Q, PeerPlaced(D, 400, prompt=pack_tokens(range(400)))), 0.0)
+    west.check()
+    assert west.snapshot().replicas[D].waiting_prefill_tokens == 400

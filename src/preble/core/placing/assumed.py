@@ -20,7 +20,7 @@ from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
 from preble.core.prefixes.radix_tree import Match, expected_output_tokens
 from preble.core.replica_index import ReplicaIndex
-from preble.core.types import TOKEN_BYTES, PackedTokens, PeerId, Request, RequestId
+from preble.core.types import TOKEN_BYTES, PackedTokens, PeerId, Request, RequestId, Role
 from preble.core.types.events import PeerEvent, PeerHeld, PeerPlaced
 from preble.core.types.life import Ended, FirstToken, TransferFailed, Transferred
 
@@ -89,7 +89,7 @@ class AssumedRequests:
             matched = self._tracker.trusted_tokens(replica, request, match)
         matched = min(max(matched, 0), num_tokens)
         split = self._split(fact, replica, request, match, matched, now)
-        if self._cluster.replicas.decoding >> replica & 1:
+        if spec.role is Role.DECODE and (fact.source is not None or not spec.answers_alone):
             matched = num_tokens  # another replica computes the prompt
         prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
         expected = expected_output_tokens(match.path, self._cluster.window.mean_answer_tokens)
