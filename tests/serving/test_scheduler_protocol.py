@@ -283,6 +283,32 @@ async def test_text_that_is_no_utf_8_ends_the_connection_by_the_carriers_fault(t
     await is_cut_off(tmp_path, ADMIT.replace(b"req-1", b"\xff\xfeq-1"))
 
 
+@pytest.mark.parametrize(
+    "message",
+    [b"\x93\x02\x01" + b"\x91" * 100_000 + b"\xc0", b"\x93\x02\x01" + b"\x81\xa1a" * 100_000 + b"\xc0"],
+    ids=["arrays", "maps"],
+)
+async def test_what_is_nested_too_deeply_ends_the_connection_by_the_carriers_fault(
+    tmp_path: Path, message: bytes
+) -> None:
+    await is_cut_off(tmp_path, message)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        ["preble_sold_total", [], [1.0]],
+        ["preble_retries_denied_total", ["/v1/completions"], [1.0]],
+        ["preble_retries_denied_total", [], []],
+    ],
+    ids=str,
+)
+async def test_numbers_of_no_metric_end_the_connection_by_the_carriers_fault(
+    tmp_path: Path, reading: list[Any]
+) -> None:
+    await is_cut_off(tmp_path, ADMIT, PLACE, msgspec.msgpack.encode([10, 0, [reading]]))
+
+
 async def is_cut_off(folder: Path, *sent: bytes) -> None:
     """For these bytes, which the log names as the carrier's fault, without a traceback; nothing of it stays."""
     with structlog.testing.capture_logs() as logged:

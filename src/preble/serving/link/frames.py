@@ -121,10 +121,17 @@ class FrameProtocol(asyncio.Protocol, ABC, Generic[M]):
                 if size_arrived < end:
                     break
                 with view[at + LENGTH.size : end] as frame:
-                    message = self._decode(frame)
+                    message = self._decoded(frame)
                 self.received(message)
                 at = end
         return at
+
+    def _decoded(self, frame: memoryview) -> M:
+        try:
+            message: M = self._decode(frame)
+        except RecursionError as error:
+            raise msgspec.DecodeError("a message is nested too deeply") from error
+        return message
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None

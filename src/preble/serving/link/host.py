@@ -23,7 +23,7 @@ from preble.serving.link.frames import FrameProtocol
 from preble.serving.placed import LocalPlaced
 from preble.serving.replicas.live import LiveReplicas
 from preble.serving.requests import InFlightLimit, RequestIds
-from preble.serving.telemetry.numbers import Reading
+from preble.serving.telemetry.numbers import Reading, is_of_table
 from preble.serving.terms import Terms
 from preble.serving.turns import Turns
 
@@ -359,6 +359,9 @@ class _CarrierConnection(FrameProtocol[m.ToScheduler]):
         return future
 
     def _note_numbers(self, message: m.MetricsReport) -> None:
+        for reading in message.readings:  # else every scrape would fail, and so would what the connection's end ends
+            if not is_of_table(reading):
+                raise msgspec.DecodeError(f"{reading[0][:50]!r} with these labels and numbers is no metric")
         self.readings = message.readings
         if (future := self._counts.pop(message.number, None)) is not None and not future.done():
             future.set_result(None)

@@ -90,6 +90,17 @@ class Numbers:
         return own + [reading for reader in self._readers for reading in reader()]
 
 
+def is_of_table(reading: Reading) -> bool:
+    """Return whether the table has such a series, of so many numbers.
+
+    >>> is_of_table(("preble_retries_denied_total", (), [1.0])), is_of_table(("preble_retries_denied_total", (), []))
+    (True, False)
+    """
+    name, values, cell = reading
+    declared = BY_NAME.get(name)
+    return declared is not None and (len(values), len(cell)) == (len(declared.labels), declared.cell_size)
+
+
 def note(cell: Cell, bounds: tuple[float, ...], value: float) -> None:
     """Count a value in a histogram's cell. O(log buckets).
 
