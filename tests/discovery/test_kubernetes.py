@@ -13,9 +13,14 @@ from unittest import mock
 import pytest
 import structlog
 
+from preble.background import Backoff
 from preble.config import DiscoveryConfig, GroupConfig
 from preble.discovery import Source, make_source
+from preble.discovery import kubernetes_api as kubernetes_api_room
+from preble.discovery.kubernetes import KubernetesSource
+from preble.discovery.kubernetes_api import ApiError, Objects, connect
 from preble.discovery.pods import TERMINATING
+from preble.discovery.source import LONGEST_WAIT_S
 from support.kubernetes_api import KubernetesApi, kubernetes_api
 from support.members import followed
 from support.waiting import eventually
@@ -169,6 +174,69 @@ async def test_an_answer_that_is_nonsense_changes_nothing_and_is_told(nonsense: 
         assert found.urls == at(1)
         api.nonsense = None
         await eventually(lambda: found.source.error is None)
+
+
+@pytest.mark.parametrize("refused", ["403", "410", "410 in the watch"])
+async def test_an_api_that_lists_but_lets_nobody_watch_is_asked_less_and_less_and_told_of_once(
+    tmp_path: Path, refused: str
+) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig):
+        await api.put(pod("a", "10.0.0.1"))
+        if refused.startswith("410"):
+            api.gone_as_status = refused == "410"
+            api.oldest = 1000
+        else:
+            api.watch_status = 403
+        asking = source(kubeconfig)
+        asking._backoff = Backoff(0.01, 30.0, rng=None)
+        with structlog.testing.capture_logs() as logs:
+            async with followed(asking) as found:
+                await eventually(lambda: len(api.lists) == 6)
+                await eventually(lambda: asking._backoff._wait_s >= 0.01 * 2**4)
+                assert found.urls == at(1) and refused[:3] in str(asking.error)
+                api.watch_status, api.oldest, before = 200, 0, len(api.watches)
+                await eventually(lambda: len(api.watches) > before)
+                await api.bookmark()
+                await eventually(lambda: asking.error is None)
+        told = [log["event"] for log in logs]
+        # At first the watch alone could have failed; and that a version is old is no failure.
+        assert told == ["members_unknown", "members_known_again"] * (2 if refused == "403" else 1)
+
+
+async def test_an_api_that_asks_for_time_gets_it_within_bounds(tmp_path: Path) -> None:
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig):
+        api.status, api.retry_after = 429, "20"
+        async with connect(kubeconfig) as asked:
+            with pytest.raises(ApiError) as busy:
+                await asked.ask("GET", "/api/v1/namespaces/prod/pods")
+    asking = KubernetesSource("", PODS, DiscoveryConfig())
+    assert asking._wait_s(busy.value) == 20.0
+    assert asking._wait_s(ApiError("busy", 429, 1e9)) == LONGEST_WAIT_S
+    assert asking._wait_s(ApiError("busy", 429)) < 5.0
+
+
+def test_a_part_of_a_list_is_not_taken_for_all_of_it() -> None:
+    with pytest.raises(ApiError, match="a part of the list"):
+        Objects({"metadata": {"resourceVersion": "1", "continue": "next"}, "items": []})
+
+
+async def test_an_answer_or_a_number_of_objects_above_the_bounds_changes_nothing_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes_api_room, "_MOST_OBJECTS", 2)  # ships 20,000
+    monkeypatch.setattr(kubernetes_api_room, "_MOST_BYTES", 100_000)  # ships 64 MiB
+    async with kubernetes_api("pods", tmp_path) as (api, kubeconfig), followed(source(kubeconfig)) as found:
+        for host in (1, 2):
+            await api.put(pod(f"{host}", f"10.0.0.{host}"))
+        await eventually(lambda: found.urls == at(1, 2))
+        await api.put(pod("3", "10.0.0.3"))
+        await eventually(lambda: found.source.error == "the Kubernetes API names more than 2 objects")
+        api.nonsense = b" " * 100_001
+        await eventually(lambda: found.source.error == "the Kubernetes API answers with more than 100,000 bytes")
+        assert found.urls == at(1, 2)
+        api.nonsense = None
+        await api.delete("1")
+        await eventually(lambda: found.urls == at(2, 3))
 
 
 async def test_an_error_within_a_watch_is_survived(tmp_path: Path) -> None:

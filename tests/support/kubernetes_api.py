@@ -100,13 +100,17 @@ class KubernetesApi:
         """Before so many of the next replacements somebody else writes the object."""
         self.nonsense: bytes | None = None
         """The body of every answer, if there is one."""
+        self.watch_status = 200
+        """What watches are answered with."""
+        self.retry_after = ""
+        """The header of errors."""
         self.gone_as_status = False
         self.pieces_of = 1 << 20
         """Events are written in pieces of so many bytes."""
         self.schemas: Schemas | None = None
         """What is written over HTTP has to fit them."""
         self._version = 100
-        self._oldest = 100
+        self.oldest = 100
         """Watches from before this version are answered with 410 Gone."""
         self._history: list[tuple[int, dict[str, Any]]] = []
         self._changed = asyncio.Condition()
@@ -130,7 +134,7 @@ class KubernetesApi:
 
     async def forget(self) -> None:
         """Forget all versions but the current one, and end all watches."""
-        self._oldest = self._version
+        self.oldest = self._version
         await self.end_watches()
 
     async def end_watches(self) -> None:
@@ -161,7 +165,7 @@ class KubernetesApi:
                 return web.Response(body=self.nonsense, content_type="application/json")
             return await self._answer(request)
         except Refused as error:
-            return _status(error.code, str(error))
+            return _status(error.code, str(error), self.retry_after)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         query, name = dict(request.query), request.match_info.get("name")
@@ -171,6 +175,8 @@ class KubernetesApi:
             return web.json_response(self._existing(name))
         if query.get("watch") == "true":
             self.watches.append(query)
+            if self.watch_status != 200:
+                raise Refused(self.watch_status, "no")
             return await self._watch(request, int(query["resourceVersion"]))
         self.lists.append(query)
         version, kind = KINDS[self.resource]
@@ -223,11 +229,11 @@ class KubernetesApi:
 
     async def _watch(self, request: web.Request, seen: int) -> web.StreamResponse:
         gone = {"kind": "Status", "metadata": {}, "code": 410, "reason": "Expired", "message": "too old"}
-        if seen < self._oldest and self.gone_as_status:
+        if seen < self.oldest and self.gone_as_status:
             raise Refused(410, "too old")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
-        if seen < self._oldest:
+        if seen < self.oldest:
             await self._write(response, {"type": "ERROR", "object": gone})
             return response
         epoch = self._epoch
@@ -247,10 +253,11 @@ class KubernetesApi:
             await response.write(line[start : start + self.pieces_of])
 
 
-def _status(code: int, message: str) -> web.Response:
+def _status(code: int, message: str, retry_after: str) -> web.Response:
     head = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
     text = json.dumps({**head, "message": message, "reason": _REASONS.get(code, "InternalError"), "code": code})
-    return web.Response(text=text + "\n", status=code, content_type="application/json")
+    headers = {"Retry-After": retry_after} if retry_after else {}
+    return web.Response(text=text + "\n", status=code, content_type="application/json", headers=headers)
 
 
 @asynccontextmanager

@@ -10,16 +10,20 @@ from typing import Any
 import structlog
 
 from preble.config import DiscoveryConfig, GroupConfig
-from preble.discovery.kubernetes_api import FAILURES, Api, Gone, Listing, Objects, connect, own_namespace
+from preble.discovery.kubernetes_api import FAILURES, Api, ApiError, Gone, Listing, Objects, connect, own_namespace
 from preble.discovery.member import Member
 from preble.discovery.pods import ROLES, Named, UnknownRole, groups_of_pool, members_of_pods, members_of_slices
-from preble.discovery.source import FIRST_WAIT_S, Source
+from preble.discovery.source import FIRST_WAIT_S, LONGEST_WAIT_S, Source
 from preble.errors import ConfigError
 
 _OF_SERVICE = "kubernetes.io/service-name"
 _PODS = "/api/v1/namespaces/{}/pods"
 _SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 _POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
+
+_UNWATCHED = 2
+"""After so many lists that no watch could follow, another list is no sign that all is well: else a cluster that lets us
+list but not watch, or forgets each version at once, would be asked to list everything twice a second."""
 
 Groups = tuple[GroupConfig, ...]
 
@@ -37,6 +41,8 @@ class KubernetesSource(Source):
         self._group = group
         self._kubeconfig = settings.kubeconfig
         self._grace_s = settings.missing_grace_s
+        self._num_unwatched = 0
+        """Lists in a row after which a watch failed soon, and told nothing."""
         self._missing_since: float | None = None
         self._of_service: tuple[Member, ...] = ()
         """What the slices of the service named last."""
@@ -47,7 +53,9 @@ class KubernetesSource(Source):
 
     async def members(self) -> AsyncIterator[tuple[Member, ...]]:
         last: tuple[Member, ...] | None = None
+        loop = asyncio.get_running_loop()
         while True:
+            watched_from: float | None = None
             try:
                 async with (
                     connect(self._kubeconfig) as api,
@@ -55,15 +63,26 @@ class KubernetesSource(Source):
                     aclosing(self._within_grace(changes)) as kept,
                 ):
                     async for named in kept:
+                        if watched_from is None:
+                            watched_from = loop.time()
+                        else:
+                            self._num_unwatched = 0
                         self._tell_problems(named)
                         self._tell_unknown_roles(named)
                         if named.members != last:
                             last = named.members
                             yield named.members
-            except Gone:
-                await asyncio.sleep(FIRST_WAIT_S)
-            except FAILURES as error:
-                await asyncio.sleep(self.failed(error))
+            except (Gone, *FAILURES) as error:
+                if watched_from is not None:
+                    is_short = loop.time() < watched_from + LONGEST_WAIT_S
+                    self._num_unwatched = is_short * (self._num_unwatched + 1)
+                await asyncio.sleep(self._wait_s(error))
+
+    def _wait_s(self, error: Exception) -> float:
+        if isinstance(error, Gone) and self._num_unwatched < _UNWATCHED:  # a version that is old is no failure
+            return FIRST_WAIT_S
+        wanted_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
+        return max(self.failed(error), min(wanted_s, LONGEST_WAIT_S))
 
     async def _within_grace(self, changes: AsyncGenerator[Named]) -> AsyncGenerator[Named]:
         """Pass changes on. What names the members may be missing for the grace time; then there are none."""
@@ -97,7 +116,7 @@ class KubernetesSource(Source):
             self.failed(ConfigError("; ".join(named.problems)), "it names no replica")
         elif named.problems:
             self.failed(ConfigError("; ".join(named.problems)))
-        else:
+        elif self._num_unwatched < _UNWATCHED:
             self.worked()
 
     def _tell_unknown_roles(self, named: Named) -> None:

@@ -35,20 +35,29 @@ _SILENCE_S = _WATCH_S + 30.0
 """The longest silence of a watch: by then the server would have ended it, so the connection has died unnoticed."""
 _EVENT_BYTES = 16 << 20
 """The longest event of a watch. etcd takes no object above 1.5 MB."""
+_MOST_BYTES = 64 << 20
+"""The longest answer that is no watch: a list of some thousands of pods."""
+_MOST_OBJECTS = 20_000
+"""Of one kind that a source follows."""
 _REASON_CHARS = 200
 GONE, NOT_FOUND, CONFLICT, _REFUSED = 410, 404, 409, 401
 
 
 class ApiError(Exception):
-    """The API answers with an error, or not at all; its text is one sentence. `status`: HTTP's, 0 without an answer."""
+    """The API answers with an error, or not at all; its text is one sentence. `status`: HTTP's, 0 without an answer.
+    `retry_after_s`: how long it wants not to be asked."""
 
-    def __init__(self, text: str, status: int = 0) -> None:
+    def __init__(self, text: str, status: int = 0, retry_after_s: float = 0.0) -> None:
         super().__init__(" ".join(text.split()))
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class Gone(Exception):
     """The server no longer knows the version that the watch had reached."""
+
+    def __init__(self) -> None:
+        super().__init__("the Kubernetes API forgets each version at once (410)")
 
 
 FAILURES = (
@@ -76,8 +85,11 @@ class Objects:
     """The objects of one kind as the API reports them, and their version. Pure."""
 
     def __init__(self, listed: Mapping[str, Any]) -> None:
+        if listed["metadata"].get("continue"):
+            raise ApiError("the Kubernetes API answers with a part of the list, though asked for all of it")
         self.version: str = listed["metadata"]["resourceVersion"]
         self._by_name: dict[str, Object] = {_name(item): item for item in listed.get("items") or ()}
+        self._check_number()
 
     def __iter__(self) -> Iterator[Object]:
         return iter(self._by_name.values())
@@ -91,11 +103,16 @@ class Objects:
             raise ValueError(f"the Kubernetes API ends the watch: {item.get('message') or item.get('reason')}")
         if kind in ("ADDED", "MODIFIED"):
             self._by_name[_name(item)] = item
+            self._check_number()
         elif kind == "DELETED":
             self._by_name.pop(_name(item), None)
         elif kind != "BOOKMARK":
             raise ValueError(f"the Kubernetes API sends an unknown event: {str(kind)[:50]}")
         self.version = item["metadata"]["resourceVersion"]
+
+    def _check_number(self) -> None:
+        if len(self._by_name) > _MOST_OBJECTS:
+            raise ValueError(f"the Kubernetes API names more than {_MOST_OBJECTS:,} objects")
 
 
 class Api:
@@ -108,27 +125,29 @@ class Api:
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Return the decoded answer. Raises: `FAILURES`."""
         with self._as_one_sentence():
-            async with background.time_limit(_ANSWER_S):
-                response = await self._http.request(method, path, json=body)
+            async with (
+                background.time_limit(_ANSWER_S),
+                self._http.stream(method, path, json=body) as response,
+            ):
+                content = await _content(response)
         if not response.is_success:
-            raise self._error(response)
-        return _object(response.content)
+            raise _error(response, content, self._account)
+        return _object(content)
 
     async def followed(self, listing: Listing) -> AsyncGenerator[Objects]:
-        """Yield the objects after the list and after each change. Raises: Gone, and `FAILURES`."""
+        """Yield the objects after the list, after each event and after each watch. Raises: Gone, and `FAILURES`."""
         path, selector = listing
         objects = Objects(await self.ask("GET", f"{path}?{httpx2.QueryParams(selector)}"))
-        yield objects
         loop = asyncio.get_running_loop()
         while True:
+            yield objects  # also when a watch has ended in good order: it has missed nothing
             began_at = loop.time()
             query = {"watch": "true", "resourceVersion": objects.version, "allowWatchBookmarks": "true"}
             with self._as_one_sentence():
                 async with self._watch(path, {**selector, **query, "timeoutSeconds": str(_WATCH_S)}) as events:
                     async for event in events:
                         objects.apply(event)
-                        if event["type"] != "BOOKMARK":
-                            yield objects
+                        yield objects
             if loop.time() < began_at + 1.0:
                 await asyncio.sleep(1.0)  # a proxy that ends every watch at once must not be asked in a loop
 
@@ -137,8 +156,8 @@ class Api:
         timeout = httpx2.Timeout(_ANSWER_S, read=_SILENCE_S)
         async with self._http.stream("GET", path, params=query, timeout=timeout) as response:
             if not response.is_success:
-                await response.aread()
-                raise Gone if response.status_code == GONE else self._error(response)
+                content = await _content(response)
+                raise Gone if response.status_code == GONE else _error(response, content, self._account)
             yield _events(response)
 
     @contextmanager
@@ -150,15 +169,28 @@ class Api:
             reason = "no answer in time" if is_late else str(error) or type(error).__name__
             raise ApiError(f"the Kubernetes API at {self._http.base_url.netloc.decode()} fails: {reason}") from error
 
-    def _error(self, response: httpx2.Response) -> ApiError:
-        status = response.status_code
-        if status == _REFUSED:
-            return ApiError(f"{self._account} was refused (401)", status)
-        try:
-            reason = response.json()["message"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            reason = response.reason_phrase
-        return ApiError(f"the Kubernetes API answers {status}: {reason}"[:_REASON_CHARS], status)
+
+async def _content(response: httpx2.Response) -> bytes:
+    """Return the body. Raises: ApiError: it is too long."""
+    content = bytearray()
+    async for piece in response.aiter_bytes():
+        content += piece
+        if len(content) > _MOST_BYTES:
+            raise ApiError(f"the Kubernetes API answers with more than {_MOST_BYTES:,} bytes")
+    return bytes(content)
+
+
+def _error(response: httpx2.Response, content: bytes, account: str) -> ApiError:
+    status = response.status_code
+    if status == _REFUSED:
+        return ApiError(f"{account} was refused (401)", status)
+    try:
+        reason = json.loads(content)["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        reason = response.reason_phrase
+    wanted = response.headers.get("Retry-After", "")
+    retry_after_s = float(wanted) if wanted.isdecimal() else 0.0
+    return ApiError(f"the Kubernetes API answers {status}: {reason}"[:_REASON_CHARS], status, retry_after_s)
 
 
 @asynccontextmanager
