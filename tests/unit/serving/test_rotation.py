@@ -14,6 +14,7 @@ from preble.core.policies.registry import make_policy
 from preble.core.types import ReplicaId, ReplicaSpec, Request, RequestId
 from preble.decisions.recent import RecentDecisions
 from preble.engines.adapter import EngineInfo
+from preble.errors import UnknownModel
 from preble.serving.placements import Dispatcher, Placements
 from preble.serving.replicas.rotation import Rotation
 from preble.serving.telemetry.metrics import Telemetry
@@ -50,4 +51,15 @@ async def test_all_requests_of_a_replica_that_leaves_are_lost_whatever_fails(
     for one in placed:
         one.end()
     assert not placements.running()
+    placements.timer.close()
+
+
+async def test_an_unknown_model_is_answered_with_some_of_the_names_however_many_are_served() -> None:
+    placements = Placements(
+        GlobalScheduler(make_policy("round_robin"), CostModel(PROFILE)), Telemetry(), RecentDecisions("round_robin", 10)
+    )
+    names = tuple(f"model-{number:03}" for number in range(500))
+    Rotation(placements).add(Mock(replica_id=REPLICA), EngineInfo("fake", names, ReplicaSpec(REPLICA)))
+    with pytest.raises(UnknownModel, match=r"there are: model-000, .*, model-019 and 480 more: GET /v1/models$"):
+        placements.replicas.of_model("other")
     placements.timer.close()

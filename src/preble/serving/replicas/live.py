@@ -7,6 +7,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from math import inf
 
 from preble.background import Backoff
@@ -21,6 +22,8 @@ from preble.serving.placed import LocalPlaced
 FIRST_WAIT_S = 10.0
 LONGEST_WAIT_S = 640.0
 _NOT_FOUND = 404
+_SHOWN_MODELS = 20
+"""The most names in the answer to a request for an unknown model: thousands of adapters may be served."""
 
 
 class ResyncBackoff:
@@ -231,6 +234,11 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
         """Return every model served now, each with a replica that serves it."""
         return {name: replica for replica in self.values() for name in replica.info.models}
 
+    def _named_models(self) -> str:
+        names = self.models()
+        rest = len(names) - _SHOWN_MODELS
+        return ", ".join(nsmallest(_SHOWN_MODELS, names)) + (f" and {rest} more: GET /v1/models" if rest > 0 else "")
+
     def check_model(self, model: str | None) -> ModelReplicas:
         """Do as `of_model`. Raises: NoReplicaError: no replica is up. UnknownModel: no live replica serves `model`."""
         if not self:
@@ -249,7 +257,7 @@ class LiveReplicas(dict[ReplicaId, LiveReplica]):
             )
             if self and len(others) == len(self):
                 raise UnknownModel(
-                    f"no replica serves the model {str(model)[:200]!r}; there are: {', '.join(sorted(self.models()))}",
+                    f"no replica serves the model {str(model)[:200]!r}; there are: {self._named_models()}",
                     param="model",
                 )
             found = ModelReplicas(model, self, others)
