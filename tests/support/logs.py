@@ -26,6 +26,9 @@ class MemorySink:
         self.broken = False
         self.is_closed = False
 
+    def is_empty(self) -> bool:
+        return not self.data.tell()
+
     def append(self, data: bytes) -> None:
         if self.broken:
             raise OSError(28, "No space left on device")

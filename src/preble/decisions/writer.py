@@ -7,8 +7,10 @@ queue.) A file never ends in half a line of ours: what a failed write has left i
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -37,12 +39,18 @@ MAX_BATCH = 256
 """Lines written at once."""
 CLOSE_S = 5.0
 """How long `close` waits for a slow disk."""
+WARN_S = 60.0
+"""Between two warnings that the file takes no more."""
 ENTRY_BYTES = 256
 """Counted for each waiting line beside its prompt."""
 
 
 class LogSink(Protocol):
     """Where the bytes go."""
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is there yet. Raises: OSError: what was there is gone, and nothing takes its place."""
+        ...
 
     def append(self, data: bytes) -> None:
         """Write all of it, or nothing. Raises: OSError."""
@@ -58,15 +66,24 @@ class LogFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._size = 0
         try:
-            if path.exists() and not path.is_file():
-                raise ConfigError(f"decision log {str(path)!r} is no file; name one, new or of an earlier run")
-            if path.exists():
-                path.replace(path.with_name(path.name + ".1"))
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._fd = _made(path)
         except OSError as error:
             raise ConfigError(f"decision log {str(path)!r} cannot be written: {error.strerror or error}") from error
+
+    def is_empty(self) -> bool:
+        """Return whether nothing is in it yet. One that was deleted is made anew. Raises: OSError: that fails."""
+        there = os.fstat(self._fd)
+        if not there.st_nlink:
+            anew = _made(self._path)
+            os.close(self._fd)
+            self._fd, self._size = anew, 0
+        elif there.st_size < self._size:  # somebody has cut it, as logrotate does with `copytruncate`
+            os.ftruncate(self._fd, 0)
+            self._size = 0
+        return not self._size
 
     def append(self, data: bytes) -> None:
         """Write all of it, or nothing. Raises: OSError."""
@@ -81,6 +98,15 @@ class LogFile:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def _made(path: Path) -> int:
+    """Return the descriptor of a new file. Raises: OSError."""
+    if path.exists():
+        if not path.is_file():
+            raise FileExistsError(errno.EEXIST, "it is no file; name one, new or of an earlier run")
+        path.replace(path.with_name(path.name + ".1"))
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 class LogWriter:
@@ -107,7 +133,9 @@ class LogWriter:
         self._done_bytes = self._num_written = self._num_lost = self._unsaid_lost = 0
         self._size = 0
         self._is_full = self._is_failing = False
-        self._append([self._encoded(header)])
+        self._warns_from = 0.0
+        self._header = self._encoded(header)
+        self._append([])
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
         self._thread.start()
 
@@ -155,7 +183,10 @@ class LogWriter:
             self._append([line for entry in batch for line in self._lines(entry)], len(batch))
             self._done_bytes += sum(entry.size for entry in batch)
             self._progress.set()
-        self._sink.close()
+        try:
+            self._sink.close()
+        except OSError as error:  # a disk may say only now that it is full
+            self._failed(error)
 
     def _next_batch(self) -> tuple[list[_Entry], bool]:
         """Return what waits, at least one entry unless the end is reached; and whether more may come."""
@@ -181,31 +212,40 @@ class LogWriter:
 
     def _append(self, lines: list[bytes], num_entries: int = 0) -> None:
         """Append lines for `num_entries` entries; if that fails, they count as lost."""
-        if self._unsaid_lost:
-            lines = [self._encoded(DroppedLine(count=self._unsaid_lost)), *lines]
-        data = b"".join(lines)
-        if not self._is_full and self._size + len(data) > self._max_bytes:
-            self._is_full = True
-            self._log.warning("decision_log_full", bytes=self._size, consequence="decisions are no longer logged")
-            self._try_append(self._encoded(FullLine()))
-        if self._is_full or not self._try_append(data):
+        if self._is_full or not self._try_append(lines):
             self._num_lost += num_entries
             self._unsaid_lost += num_entries
             return
         self._num_written += num_entries
         self._unsaid_lost = 0
 
-    def _try_append(self, data: bytes) -> bool:
+    def _try_append(self, lines: list[bytes]) -> bool:
         try:
+            if is_new := self._sink.is_empty():  # of the file before, if one was deleted, nothing is here
+                self._size, self._unsaid_lost = 0, self._num_written + self._num_lost
+                if self._num_written:
+                    self._failed(FileNotFoundError(errno.ENOENT, "its file was deleted or cut"))
+            gap = [self._encoded(DroppedLine(count=self._unsaid_lost))] if self._unsaid_lost else []
+            data = b"".join([*([self._header] if is_new else []), *gap, *lines])
+            if self._size + len(data) > self._max_bytes:
+                self._is_full = True
+                self._log.warning("decision_log_full", bytes=self._size, consequence="decisions are no longer logged")
+                self._sink.append(self._encoded(FullLine()))
+                return False
             self._sink.append(data)
         except OSError as error:
-            if not self._is_failing:
-                self._log.warning("decision_log_failed", error=str(error), consequence="decisions are dropped from it")
-            self._is_failing = True
+            self._failed(error)
             return False
         self._size += len(data)
         self._is_failing = False
         return True
+
+    def _failed(self, error: OSError) -> None:
+        """Warn, but not at each write where some that are small still fit."""
+        if not self._is_failing and (now := time.monotonic()) >= self._warns_from:
+            self._warns_from = now + WARN_S
+            self._log.warning("decision_log_failed", error=str(error), consequence="decisions are dropped from it")
+        self._is_failing = True
 
 
 @dataclass(slots=True)

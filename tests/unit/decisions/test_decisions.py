@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from preble.core.policies.preble import Preble
 from preble.core.policies.registry import make_policy, policy_names
@@ -182,6 +183,64 @@ def test_a_disk_that_fails_for_a_while_leaves_a_gap_that_is_reported(tmp_path: P
     assert (log.num_written, log.num_dropped) == (2, 1)
 
 
+def test_a_disk_that_is_full_at_first_costs_no_header(tmp_path: Path) -> None:
+    sink = MemorySink()
+    sink.broken = True
+    log = writer(sink)
+    log.write(TimerEvent(), 1.0)
+    wait(lambda: log.num_dropped == 1)
+    sink.broken = False
+    log.write(TimerEvent(), 2.0)
+    log.close(60.0)
+    assert lines_of(tmp_path, sink) == ["DroppedLine", "TimerLine"], "what can be read, and has a header"
+
+
+def test_a_disk_that_takes_only_small_lines_is_told_once() -> None:
+    class NearlyFull(MemorySink):
+        def append(self, data: bytes) -> None:
+            self.broken = self.data.tell() > 0 and log.num_written + log.num_dropped & 1 == 0
+            super().append(data)
+
+    with structlog.testing.capture_logs() as logged:
+        log = writer(NearlyFull())
+        for number in range(10):
+            log.write(TimerEvent(), float(number))
+            wait(lambda number=number: log.num_written + log.num_dropped == number + 1)
+        log.close(60.0)
+    assert log.num_dropped == 5
+    assert [line["error"] for line in logged if line["log_level"] == "warning"] == [
+        "[Errno 28] No space left on device"
+    ]
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut"])
+def test_a_log_whose_file_is_gone_is_told_and_goes_on_in_a_new_one(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    path = folder / "log.jsonl"
+    header = header_line(LogNames(), 0.0, 0.0, SchedulerSettings(), PROFILE)
+    with structlog.testing.capture_logs() as logged:
+        log = LogWriter(LogFile(path), header, LogNames())
+        log.write(TimerEvent(), 1.0)
+        wait(lambda: log.num_written == 1)
+        if how == "cut":
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+            folder.rmdir()
+            for number in (2.0, 3.0):
+                log.write(TimerEvent(), number)
+            wait(lambda: log.num_dropped == 2)
+            folder.mkdir()
+        log.write(TimerEvent(), 4.0)
+        log.close(60.0)
+    kinds = [type(line).__name__ for _, line in LogReader(path)._read()]
+    assert kinds == ["Header", "DroppedLine", "TimerLine"]
+    [warning] = [line["error"] for line in logged if line["log_level"] == "warning"]
+    reason = "its file was deleted or cut" if how == "cut" else f"No such file or directory: {str(path)!r}"
+    assert warning == f"[Errno 2] {reason}"
+
+
 def test_a_log_ends_at_its_bound(tmp_path: Path) -> None:
     sink = MemorySink()
     log = writer(sink, max_bytes=1400)
@@ -233,7 +292,7 @@ def test_a_log_file_that_cannot_be_made_is_the_operators_mistake(tmp_path: Path)
 def test_only_an_earlier_log_is_put_aside_for_a_new_one(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
-    with pytest.raises(ConfigError, match=r"decision log .*folder' is no file"):
+    with pytest.raises(ConfigError, match=r"decision log .*folder' cannot be written: it is no file"):
         LogFile(folder)
     assert list(tmp_path.iterdir()) == [folder]
 
