@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import msgspec
 import pytest
 
 from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
 from preble.core.types import ReplicaId, Role
-from preble.core.types.life import Lost
+from preble.core.types.life import Lost, Moved
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.pairs import PairedEngine
-from preble.errors import EngineError, EngineGone, NoReplicaError
-from preble.prompts.endpoints import COMPLETIONS
+from preble.errors import EngineError, EngineGone, NoReplicaError, RequestError
+from preble.prompts.endpoints import COMPLETIONS, ENDPOINTS
+from preble.rules.callers import Caller
 from preble.serving import FrontEnd, Placed, Serving
 from support.waiting import eventually
 
@@ -132,3 +135,44 @@ async def test_who_carries_the_bytes_elsewhere_gets_no_pair(tmp_path: Path) -> N
         async with serving.admitted(parsed) as parsed:
             with pytest.raises(NoReplicaError, match="only decodes"):
                 await serving.place_together(parsed)
+
+
+async def test_a_request_that_its_carrier_has_moved_has_no_transfer_and_no_prediction(tmp_path: Path) -> None:
+    async with front_of(tmp_path, "prefill", "decode", "decode") as (serving, _, servers):
+        parsed = await serving.parse(COMPLETIONS, {}, BODY, "r")
+        async with serving.admitted(parsed) as parsed:
+            placed = await serving.place(await serving.tokenize(parsed), parsed.terms)
+            before = replace(placed.placement, predicted_ttft_p98_s=2.0, predicted_tpot_p98_s=0.1)
+            assert before.transfer is not None and before.predicted_ttft_s is not None
+            placed.placement = before
+            [other] = [server.url for server in servers[1:] if server.url != before.replica_id]
+            placed.report(Moved(ReplicaId(other)))
+            after = placed.placement
+            assert (after.replica_id, after.transfer, after.prefill_source) == (other, None, None)
+            assert placed.engine.url == other and not isinstance(placed.engine, PairedEngine)
+            predicted = (after.predicted_ttft_s, after.predicted_ttft_p98_s)
+            assert (*predicted, after.predicted_tpot_s, after.predicted_tpot_p98_s) == (None,) * 4
+            placed.end()
+
+
+async def test_who_can_go_on_with_a_response_is_judged_once_its_holder_has_been_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask all replicas takes a while: meanwhile the holder has come back as one that computes prompts itself."""
+    async with front_of(tmp_path, "prefill", "decode") as (serving, _, servers):
+        url = ReplicaId(servers[1].url)
+
+        async def holder(response_id: str, caller: Caller) -> ReplicaId:
+            replica = serving.replicas[url]
+            replica.info = replace(replica.info, spec=replace(replica.info.spec, answers_alone=True))
+            serving.replicas.hold_back(frozenset())  # the table has changed
+            return url
+
+        body = msgspec.json.encode({"input": "And the dog?", "previous_response_id": "resp_1"})
+        parsed = await serving.parse(ENDPOINTS["/v1/responses"], {}, body, "r")
+        with pytest.raises(RequestError, match="send the whole"):
+            monkeypatch.setattr(serving.stored, "holder", AsyncMock(return_value=url))
+            await serving.tokenize(parsed)
+        monkeypatch.setattr(serving.stored, "holder", holder)
+        request = await serving.tokenize(parsed)
+        assert url not in request.avoid

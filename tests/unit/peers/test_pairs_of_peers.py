@@ -60,3 +60,38 @@ def test_what_a_replica_that_decodes_computes_alone_waits_there_for_peers_too() 
     west.assume(PeerReported(PeerId("east"), Q, PeerPlaced(D, 400, prompt=pack_tokens(range(400)))), 0.0)
     west.check()
     assert west.snapshot().replicas[D].waiting_prefill_tokens == 400
+
+
+def test_a_late_peer_hears_of_a_failed_split_no_more_that_its_prompt_is_cached() -> None:
+    """Until then it was said to have what the other replica was to compute, or had cached."""
+    members: dict[PeerId, GroupMember] = {}
+    wire: list[tuple[PeerId, Message]] = []
+    schedulers: dict[PeerId, GlobalScheduler] = {}
+    for me in (PeerId("east"), PeerId("west")):
+        schedulers[me] = scheduler = scheduler_of("preble")
+        scheduler.add_replica(ReplicaSpec(P, 100_000, transfer_group="g", role=Role.PREFILL), 0.0)
+        scheduler.add_replica(ReplicaSpec(D, 100_000, transfer_group="g", role=Role.DECODE, answers_alone=True), 0.0)
+
+        def send(sender: PeerId, message: Message) -> None:
+            wire.append((sender, message))
+
+        members[me] = GroupMember(me, scheduler, partial(send, me))
+        scheduler.listen(members[me])
+    east, west = schedulers.values()
+    for name in (RequestId("before"), Q):
+        placement = east.place(Request(name, pack_tokens(range(400))), 0.0)
+        if name != Q:
+            east.on_transferred(name, 0.0)
+            east.on_finish(name, 3, 0.0)
+    assert placement.prefill_source == P and placement.matched_tokens > 300
+    east.on_transfer_failed(Q, 0.1)
+    for member in members.values():
+        member.tick(0.2)
+    while wire:
+        sender, message = wire.pop(0)
+        [message] = decode(encode(sender, 1, (message,))).messages
+        for member in members.values():
+            member.receive(sender, message, 0.2)
+    west.check()
+    rows = west.snapshot().replicas
+    assert (rows[P].waiting_prefill_tokens, rows[D].waiting_prefill_tokens) == (0, 400)
