@@ -374,6 +374,9 @@ async def test_a_gateway_splits_between_real_replicas(replicas: RunningReplicas,
     async with gateway_before(configs, always_splitting(profile, pair.target), parity=parity) as gateway:
         links = gateway.serving.scheduler._cluster.links
         await eventually(lambda: links.groups, "a split prompt was answered as its source does", 300.0)
+        groups = {replica.info.spec.transfer_group for replica in gateway.serving.replicas.values()}
+        [group] = groups
+        assert group.startswith("nixl torch.") and " auto vllm " in group, "its data types, by its words"
         rng = Random(9)
 
         async def was_fetched() -> bool:

@@ -118,6 +118,29 @@ async def test_a_vllm_that_is_slow_to_say_where_its_tier_is_is_asked_again(monke
         assert client.kv_peer == "10.0.0.1:5710"
 
 
+@pytest.mark.parametrize("way", ["p2p", "nixl"])
+async def test_vllm_with_another_data_type_is_in_another_transfer_group(way: str) -> None:
+    """`auto` beside `bfloat16` is, too: NIXL compares the words, and here nobody knows what a quantized model makes of
+    it.
+    """
+    tier = {"secondary_tiers": [{"type": "p2p", "host": "10.0.0.1", "port": 5710}]}
+    nixl = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    transfer = nixl if way == "nixl" else {"kv_connector_extra_config": tier}
+    name = {"p2p": "vllm:kv_offload_tiering_read_bytes_total", "nixl": "vllm:nixl_xfer_time_seconds"}[way]
+    groups = []
+    for of_model, of_cache in (
+        ("torch.bfloat16", "auto"),
+        ("torch.bfloat16", "auto"),
+        ("torch.float16", "auto"),
+        ("torch.bfloat16", "bfloat16"),
+        ("torch.bfloat16", "fp8"),
+    ):
+        metrics = METRICS.replace("block_size=", f'cache_dtype="{of_cache}",block_size=') + f"# HELP {name} Some\n"
+        info = {"vllm_config": {"kv_transfer_config": transfer, "model_config": {"dtype": of_model}}}
+        groups.append((await found_at({**VLLM, "/metrics": metrics, "/server_info": info})).info.spec.transfer_group)
+    assert groups[0] == groups[1] and len(set(groups)) == 4 and "" not in groups, groups
+
+
 async def test_the_emulator_says_that_it_is_one_and_has_no_placeholder_block() -> None:
     header = {"X-Preble-Emulated": "tiny-cpu"}
     answers = {

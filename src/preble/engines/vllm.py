@@ -20,6 +20,7 @@ from preble.engines.reporting import ReportingEngine
 from preble.engines.vllm_answers import (
     TransferConfig,
     VersionAnswer,
+    VllmConfig,
     VllmEventSource,
     VllmServerInfo,
     read_cache_config,
@@ -49,6 +50,8 @@ class VllmEngine(ReportingEngine):
 
     _late_answers = 0
     """Of /server_info, one after the other."""
+    _model_data_type = ""
+    """As /server_info has it; empty where nobody had to ask."""
 
     @classmethod
     async def recognizes(cls, http: HttpClient) -> bool:
@@ -76,7 +79,7 @@ class VllmEngine(ReportingEngine):
         endpoints = self._of_ranks(given, cache.num_ranks) if given else await self._ask_endpoints()
         self._set_ranks(cache.num_ranks, endpoints)
         max_model_len, splits = models[0].max_model_len, lease_s(self) > 0.0 and bool(self._endpoints)
-        self.transport = "nixl" if splits else ""
+        self.transport = " ".join(filter(None, ("nixl" if splits else "", self._model_data_type, cache.data_type)))
         return EngineInfo(
             engine="emulator" if emulated else "vllm",
             models=tuple(model.id for model in models),
@@ -130,7 +133,7 @@ class VllmEngine(ReportingEngine):
             config = None
         else:
             self._late_answers = 0
-            config = _transfer_config(answer)
+            self._model_data_type, config = _transfers_of(answer)
         if config is None:
             hint = "if it has a p2p tier, give kv_peer for this replica"
             self._log.warning("kv_tiers_unknown", consequence="it copies no KV from other replicas", hint=hint)
@@ -160,13 +163,13 @@ class VllmEngine(ReportingEngine):
         return tuple(self._endpoints_at(s.endpoint or "", s.replay_endpoint, s.topic) for s in live)
 
 
-def _transfer_config(answer: HttpAnswer) -> TransferConfig | None:
-    """Return how it transfers KV by its /server_info; None where it says nothing of that."""
-    if answer.status != 200:
-        return None
-    with suppress(EngineProtocolError):
-        return answer.decode(VllmServerInfo).vllm_config.kv_transfer_config
-    return None
+def _transfers_of(answer: HttpAnswer) -> tuple[str, TransferConfig | None]:
+    """Return its model's data type, and how it transfers KV, by its /server_info; None where it does not say."""
+    if answer.status == 200:
+        with suppress(EngineProtocolError):
+            config: VllmConfig = answer.decode(VllmServerInfo).vllm_config
+            return config.model_config.dtype, config.kv_transfer_config
+    return "", None
 
 
 def copy_source(peer: str) -> dict[str, Any]:

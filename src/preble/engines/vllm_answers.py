@@ -30,11 +30,14 @@ class VllmEventSource(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """What the replica says of its KV cache. `num_blocks`: those of one data-parallel rank that can hold tokens."""
+    """What the replica says of its KV cache. `num_blocks`: those of one data-parallel rank that can hold tokens.
+    `data_type`: as its flag has it, so "auto" is that of the model.
+    """
 
     block_size: int
     num_blocks: int | None
     num_ranks: int = 1
+    data_type: str = ""
 
     @property
     def capacity_tokens(self) -> int | None:
@@ -76,8 +79,13 @@ class TransferConfig(msgspec.Struct):
         return None if self.kv_connector_extra_config.kv_lease_duration > 0.0 else "kv_lease_duration is not positive"
 
 
+class ModelConfig(msgspec.Struct):
+    dtype: str = ""
+
+
 class VllmConfig(msgspec.Struct):
     kv_transfer_config: TransferConfig | None = None
+    model_config: ModelConfig = msgspec.field(default_factory=ModelConfig)
 
 
 class VllmServerInfo(msgspec.Struct):
@@ -87,7 +95,7 @@ class VllmServerInfo(msgspec.Struct):
 
 
 def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
-    """Block size and number of blocks from Prometheus text; defaults where they are missing.
+    """Return what Prometheus text says of it; defaults where they are missing.
 
     `has_null_block`: one of the reported blocks is a placeholder that never holds tokens, as in vLLM.
     Raises: ValueError: a line of it is malformed, or a number has more digits than Python reads.
@@ -101,7 +109,8 @@ def read_cache_config(metrics: str, *, has_null_block: bool) -> CacheConfig:
     num_ranks = len({sample.labels.get("engine") for sample in samples})
     blocks = (positive(labels.get("num_gpu_blocks")) or 0) // num_ranks  # each rank's series has the sum of all
     usable = blocks - 1 if blocks and has_null_block else blocks
-    return CacheConfig(positive(labels.get("block_size")) or DEFAULT_BLOCK_SIZE, usable or None, num_ranks)
+    block_size = positive(labels.get("block_size")) or DEFAULT_BLOCK_SIZE
+    return CacheConfig(block_size, usable or None, num_ranks, labels.get("cache_dtype", ""))
 
 
 def positive(label: str | None) -> int | None:
