@@ -18,7 +18,7 @@ from preble.core.cluster.replicas import longest_prompt
 from preble.core.cluster.state import ClusterState
 from preble.core.placing.cache_tracker import CacheTracker
 from preble.core.placing.in_flight import InFlightTable
-from preble.core.prefixes.radix_tree import Match, expected_output_tokens
+from preble.core.prefixes.radix_tree import expected_output_tokens
 from preble.core.replica_index import ReplicaIndex
 from preble.core.types import TOKEN_BYTES, PackedTokens, PeerId, Request, RequestId, Role
 from preble.core.types.events import PeerEvent, PeerHeld, PeerPlaced
@@ -88,8 +88,8 @@ class AssumedRequests:
         if matched is None:
             matched = self._tracker.trusted_tokens(replica, request, match)
         matched = min(max(matched, 0), num_tokens)
-        split = self._split(fact, replica, request, match, matched, now)
-        if spec.role is Role.DECODE and (fact.source is not None or not spec.answers_alone):
+        split = self._split(fact, replica, matched, now)
+        if fact.source is not None or (spec.role is Role.DECODE and not spec.answers_alone):
             matched = num_tokens  # another replica computes the prompt
         prefill_s = self._cluster.cost_model.prefill_s(num_tokens - matched, matched)
         expected = expected_output_tokens(match.path, self._cluster.window.mean_answer_tokens)
@@ -107,21 +107,17 @@ class AssumedRequests:
         self._live.setdefault(peer, set()).add(request_id)
         return True
 
-    def _split(
-        self, fact: PeerPlaced, replica: ReplicaIndex, request: Request, match: Match, matched: int, now: float
-    ) -> PrefixCopy | None:
+    def _split(self, fact: PeerPlaced, replica: ReplicaIndex, cached: int, now: float) -> PrefixCopy | None:
         """Return the part of the replica that computes the prompt; None where none does, or it is unknown here.
 
-        `matched`: of a replica that only decodes, what is cached on the other one.
+        `cached`: tokens of the prompt there.
         """
         if fact.source is None or fact.source not in self._replicas:
             return None
         source, links, model = self._replicas.replica(fact.source), self._cluster.links, self._cluster.cost_model
         if not links.join(source, replica):
             return None
-        cached, sent = matched, fact.num_prompt_tokens
-        if not self._replicas.decoding >> replica & 1:
-            cached, sent = self._tracker.trusted_tokens(source, request, match), matched
+        sent = fact.num_prompt_tokens
         link_s = model.link_s(sent)
         link_s = 0.0 if link_s == inf else link_s
         starts_s = links.free_at(source, replica, now) - now

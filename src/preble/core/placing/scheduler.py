@@ -214,9 +214,8 @@ class GlobalScheduler:
             prefill_s = view.own_prefill_s(replica)
             ttft_s = view.ttft_s(replica, prefill_s)
         else:
-            cached = matched = copy.matched_tokens
-            if self._replicas.decoding >> replica & 1:
-                cached = copy.source_tokens
+            matched = copy.matched_tokens
+            cached = copy.source_tokens if copy.is_split else matched
             prefill_s = view.prefill_s(matched)
             waiting_s = max(view.waiting_prefill_s[replica], copy.seconds)
             ttft_s = waiting_s + prefill_s * view.slowness(replica)

@@ -238,7 +238,7 @@ PART_OF_LEASE = 0.5
 class Transfer:
     """KV that another replica is to send to the one on which a request was placed, before that one computes the rest.
 
-    `tokens`: those of the placement's `matched_tokens` that the replica lacks; they are the last of them. `seconds`:
+    `tokens`: those that the replica lacks; for a copy they are the last of the placement's `matched_tokens`. `seconds`:
     how long it takes from the placement on, other transfers on the same links included.
     """
 
@@ -252,8 +252,8 @@ class Transfer:
 class Placement:
     """Where a request goes and why. Like `Request` made once and not changed; a frozen one takes eight times as long.
 
-    `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed; where roles are
-    fixed, on the replica that computes the prompt.
+    `matched_tokens`: leading prompt tokens expected to be cached on `replica_id` when it was placed, copied ones
+    included; where another replica computes the prompt, on that one.
     `candidates`: every replica that the policy weighed, the chosen one among them. `untrusted`: replicas whose matches
     did not count, see `GlobalScheduler.set_trust`. `predicted_ttft_s`, `predicted_tpot_s`: seconds from here to the
     first token, and between two further ones; None where nobody has predicted it. `transfer`: what another replica is

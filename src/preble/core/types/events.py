@@ -42,7 +42,8 @@ class Reported(Struct, frozen=True):
 class PeerPlaced(Struct, frozen=True):
     """Another gateway has placed a request on a replica.
 
-    `matched_tokens`: leading prompt tokens that the gateway expects to be cached there, None where it does not say.
+    `matched_tokens`: leading prompt tokens that the gateway expects to be cached there, or on `source`; None where it
+    does not say.
     `prompt`: None where only the length is known; then the request counts as load, and for no prefix. `namespace`: see
     `Request`. `source`: the replica that computes the prompt for it; None where it does so itself.
     """

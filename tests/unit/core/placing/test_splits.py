@@ -12,6 +12,7 @@ from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
     BlocksStored,
+    PeerId,
     Placement,
     ReplicaId,
     Request,
@@ -20,7 +21,8 @@ from preble.core.types import (
     TransferKind,
     pack_tokens,
 )
-from preble.core.types.life import Started
+from preble.core.types.events import PeerPlaced, PeerReported
+from preble.core.types.life import TRANSFER_FAILED, Started
 from preble.decisions.explain import explain
 from preble.decisions.recent import PlacedAt, RecentDecisions
 from support.by_hand import A, B, C, run_of, scheduler_of
@@ -86,7 +88,7 @@ def in_use(made: GlobalScheduler, replica_id: ReplicaId) -> int:
 
 def test_one_that_decodes_nothing_computes_the_prompt_for_one_that_computes_none() -> None:
     _, placement = split()
-    assert placement.replica_id == B and placement.matched_tokens == 990
+    assert placement.replica_id == B and placement.matched_tokens == 0, "what A has"
     transfer = placement.transfer
     assert transfer is not None and transfer.seconds == pytest.approx(1.0 + 0.099 + 0.01)
     assert transfer == Transfer(A, 990, transfer.seconds, TransferKind.PREFILL)
@@ -153,8 +155,9 @@ def test_only_what_the_target_lacks_is_sent() -> None:
 def test_the_source_computes_only_what_it_lacks() -> None:
     made = with_roles()
     assert made.on_stored(BlocksStored(A, tuple(range(40)), None, pack_tokens(DOC[:400]), BLOCK), 0.0)
-    transfer = ask(made).transfer
-    assert transfer is not None and transfer.tokens == 990
+    placement = ask(made)
+    transfer = placement.transfer
+    assert transfer is not None and (transfer.tokens, placement.matched_tokens) == (990, 400)
     assert waiting_s(made, A) == pytest.approx(0.6)
 
 
@@ -213,6 +216,17 @@ def test_whatever_ends_a_split_nothing_of_it_is_left(end: Callable[[GlobalSchedu
         assert waiting_s(made, replica_id) == 0.0
     made.on_timer(1000.0)
     made.check()
+
+
+def test_a_split_of_another_gateway_counts_on_both() -> None:
+    known = {"block_size": BLOCK, "transfer_group": "all", "splits": True}
+    made, peer = scheduler_of("preble", A, B, model=CostModel(PROFILE), **known), PeerId("east")
+    made.assume(PeerReported(peer, Q, PeerPlaced(B, 1000, 400, pack_tokens(DOC), source=A)), 0.0)
+    made.check()
+    assert (waiting_s(made, A), waiting_s(made, B)) == (pytest.approx(0.6), 0.0)
+    made.assume(PeerReported(peer, Q, TRANSFER_FAILED), 0.1)
+    made.check()
+    assert (waiting_s(made, A), waiting_s(made, B)) == (0.0, pytest.approx(1.0))
 
 
 def test_of_two_sources_the_one_with_the_shorter_queue_computes() -> None:
