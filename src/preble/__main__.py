@@ -1,8 +1,20 @@
-"""`python -m preble` is the command `preble`."""
+"""The command `preble`, also as `python -m preble`."""
 
 from __future__ import annotations
 
-from preble.cli import main
+import sys
+
+_INTERRUPTED_STATUS = 130
+
+
+def main() -> None:
+    """Run the command line and exit. Ctrl-C shows no traceback, even while the command line is being imported."""
+    try:
+        from preble.cli import main as run
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED_STATUS)
+    run()
+
 
 if __name__ == "__main__":
     main()

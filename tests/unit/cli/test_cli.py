@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +28,8 @@ from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, 
 from preble.lab.workloads import workload_names
 from preble.serving import check_settings
 from support.waiting import PATIENCE_S
+
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
 
 NOWHERE = "http://127.0.0.1:1"
 
@@ -151,6 +154,21 @@ def test_the_demonstration_is_refused_before_it_starts_where_matplotlib_is_not_i
 def test_a_write_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^cannot write {tmp_path}: "):
         write_result(tmp_path, b"")
+
+
+def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback() -> None:
+    pyproject = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+    module, _, function = pyproject["project"]["scripts"]["preble"].partition(":")
+    code = (
+        "import sys\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'click': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        f"from {module} import {function}\n{function}()\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
 
 
 def test_the_help_of_workloads_names_every_one() -> None:
