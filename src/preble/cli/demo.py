@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from preble.cli.options import POSITIVE, POSITIVE_FLOAT, option
+from preble.cli.output import OUTPUT_FILE, write_result, writing
 from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     Turns = Mapping[str, Sequence[BenchResult]]
 
 BASELINE, OURS = POLICIES = "round_robin", "preble"
+RESULT, DRAWING, RECORDS = "result.json", "result.png", "records-{}.json"
 ROUNDS = 2
 """Each policy has one turn in a round, so that what else the machine does meanwhile meets both."""
 
@@ -102,6 +104,7 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
     scenario = SCENARIOS[engine]
     if scenario.model is not None and not scenario.model.is_dir():
         raise ConfigError(f"no model at {str(scenario.model)!r}; run `make demo` in a checkout of Preble")
+    _check(out)
     plan = WorkloadPlan(
         source="tool_use",
         requests=requests or scenario.requests,
@@ -122,7 +125,7 @@ def command(engine: str, out: Path, requests: int | None, rps: float | None, see
     print_results(Console(), results, f"{scenario.replicas} replicas: {scenario.what}")
     _conclude(turns)
     _write(engine, turns, out)
-    click.echo(f"The same as {out / 'result.json'} and {out / 'result.png'}.")
+    click.echo(f"The same as {out / RESULT} and {out / DRAWING}.")
     if any(result.summary.errors for result in results.values()):
         _say(f"some requests failed; the logs are in {out}")
         raise click.exceptions.Exit(1)
@@ -209,8 +212,16 @@ def _gateway_args(scenario: DemoScenario, policy: str) -> list[str]:
     return args if scenario.model is None else [*args, "--tokenizer", str(scenario.model)]
 
 
+def _check(out: Path) -> None:
+    """Make the folder, and check that it takes the results. Raises: ConfigError, click's BadParameter: it does not."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for name in (RESULT, DRAWING, *map(RECORDS.format, POLICIES)):
+        OUTPUT_FILE.convert(str(out / name), None, None)
+
+
 def _write(engine: str, turns: Turns, out: Path) -> None:
-    """Write result.json, result.png, and every request's record."""
+    """Write the result, its drawing, and every request's record. Raises: ConfigError."""
     import json
 
     import msgspec
@@ -218,13 +229,13 @@ def _write(engine: str, turns: Turns, out: Path) -> None:
     from preble.lab.bench.comparison import comparison, joined
     from preble.lab.bench.plot import draw_results
 
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "result.json").write_text(json.dumps(comparison(engine, turns), indent=2) + "\n", encoding="utf-8")
+    write_result(out / RESULT, f"{json.dumps(comparison(engine, turns), indent=2)}\n".encode())
     results = {policy: joined(of_policy) for policy, of_policy in turns.items()}
-    for policy, result in results.items():
-        (out / f"records-{policy}.json").write_bytes(msgspec.json.encode(result))
     note = next(iter(results.values())).workload_note
-    draw_results(results, out / "result.png", f"{SCENARIOS[engine].what}: {note}")
+    with writing(out):
+        for policy, result in results.items():
+            (out / RECORDS.format(policy)).write_bytes(msgspec.json.encode(result))
+        draw_results(results, out / DRAWING, f"{SCENARIOS[engine].what}: {note}")
 
 
 def _say(text: str) -> None:

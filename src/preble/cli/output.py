@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 import click
@@ -18,6 +19,8 @@ from preble.errors import ConfigError
 STDOUT = Path("-")
 _NO_NAME = "--"
 """Stands for the file if the option is given without one."""
+_PROBE = bytes(4096)
+"""Written where a result will lie, and removed at once, to see whether there is room."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,8 +51,11 @@ class OutputFile(click.Path):
             self.fail(f"{str(file)!r} cannot be written: there is no folder {folder}; make it first", param, ctx)
         if not folder.is_dir():
             self.fail(f"{str(file)!r} cannot be written: {folder} is no folder", param, ctx)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            self.fail(f"{str(file)!r} cannot be written: {folder} takes no new files", param, ctx)
+        try:
+            with TemporaryFile(dir=folder) as probe:  # a folder without rights, a read-only disk, or one that is full
+                probe.write(_PROBE)
+        except OSError as error:
+            self.fail(f"{str(file)!r} cannot be written: {folder} takes no file: {error.strerror}", param, ctx)
 
 
 OUTPUT_FILE, DRAWN_FILE = OutputFile(), OutputFile(is_drawn=True)
@@ -97,12 +103,16 @@ def writing(file: Path) -> Iterator[None]:
 
 
 def write_result(file: Path, content: bytes) -> None:
-    """Write a file; `-` is stdout.
+    """Write a file; `-` is stdout. What the file does not take goes to stdout, too: hours of work may be in it.
 
     Raises: ConfigError: it cannot be written.
     """
     if file == STDOUT:
         click.echo(content)
         return
-    with writing(file):
-        file.write_bytes(content)
+    try:
+        with writing(file):
+            file.write_bytes(content)
+    except ConfigError as error:
+        click.echo(content)
+        raise ConfigError(f"{error}; it is on stdout instead") from error

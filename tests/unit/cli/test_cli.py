@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -151,9 +152,33 @@ def test_the_demonstration_is_refused_before_it_starts_where_matplotlib_is_not_i
     assert result.stderr == "preble: drawing needs matplotlib; install it with: pip install matplotlib\n"
 
 
-def test_a_write_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"^cannot write {tmp_path}: "):
-        write_result(tmp_path, b"")
+def test_a_disk_that_is_full_is_noticed_before_the_work(tmp_path: Path) -> None:
+    """In a process of its own, whose files may have no bytes."""
+    process = subprocess.run(
+        [sys.executable, "-B", "-m", "preble", "simulate", "--rps", "5", "--json", str(tmp_path / "result.json")],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (process.returncode, process.stdout) == (2, "")
+    assert f"{tmp_path} takes no file: File too large" in process.stderr
+    assert len(process.stderr.splitlines()) == 1, process.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demonstration_whose_results_cannot_be_written_is_refused_before_it_starts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    (tmp_path / "result.json").mkdir()
+    result = preble("demo", "--engine", "emulator", "--out", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "result.json' is a directory" in result.stderr and len(result.stderr.splitlines()) == 1, result.stderr
+
+
+def test_what_a_file_does_not_take_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=f"^cannot write {tmp_path}: .*; it is on stdout instead$"):
+        write_result(tmp_path, b'{"took": "hours"}')
+    assert capsys.readouterr().out == '{"took": "hours"}\n'
 
 
 def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback() -> None:
