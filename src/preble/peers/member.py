@@ -41,7 +41,7 @@ MOST_IN_FLIGHT = 200_000
 _REMEMBERED_TOKENS = 2**22
 """Of prompts that replicas without KV events computed for us. A new peer gets these, as part of their caches."""
 _MOST_ASKED = 256
-"""The most requests that one `Again` asks for; the others wait for a later beat."""
+"""The most requests that one `Again` asks for, and is answered for; the others wait for a later beat."""
 
 
 @dataclass(slots=True)
@@ -270,7 +270,7 @@ class GroupMember:
             case Beat():
                 self._take_beat(sender, peer, message, now)
             case Again(asked, numbers) if asked == self.me:
-                for number in numbers:
+                for number in list(dict.fromkeys(numbers))[:_MOST_ASKED]:
                     if number in self._numbers:
                         self._tell_placed(self._numbers[number], whole=True)
             case Unknown(heads):

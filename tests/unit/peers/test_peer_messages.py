@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from preble.core.types import PeerId, RequestId
-from preble.core.types.events import PeerReported
+from preble.core.types import PeerId, Placement, Reason, ReplicaId, Request, RequestId
+from preble.core.types.events import PeerReported, RequestPlaced
 from preble.core.types.life import TRANSFERRED, Ended, FirstToken, Outcome
 from preble.peers import member
 from preble.peers.packets import (
@@ -152,3 +152,16 @@ def test_what_a_peer_writes_about_an_error_goes_no_further() -> None:
     me = member.GroupMember(PeerId("me"), cast(Any, scheduler), lambda message: None)
     me.receive(EAST, RequestReport(1, Ended(Outcome.ENGINE_GONE, output_tokens=3, text="x" * 900_000)), 0.0)
     assert scheduler.assumed == [PeerReported(EAST, RequestId("1"), Ended(Outcome.ENGINE_GONE, output_tokens=3))]
+
+
+def test_what_a_peer_asks_for_again_and_again_in_one_message_is_sent_once() -> None:
+    sent: list[Message] = []
+    me = member.GroupMember(PeerId("me"), cast(Any, NothingHere()), sent.append)
+    me.receive(EAST, Beat(0, (), (), ("me",)), 0.0)
+    for number in range(300):
+        placement = Placement(RequestId(f"{number}"), ReplicaId("r"), Reason.EXPLORE, 0, 10)
+        me.on(RequestPlaced(Request.of(f"{number}", range(10)), placement), 0.0)
+    sent.clear()
+    me.receive(EAST, Again("me", (*[7] * 1000, *range(300))), 0.0)
+    told = [message.number for message in sent if isinstance(message, PlacedRequest)]
+    assert told == [7, *range(7), *range(8, 256)], "as many as a gateway of ours asks for at once"
