@@ -40,7 +40,7 @@ MAX_BATCH = 256
 CLOSE_S = 5.0
 """How long `close` waits for a slow disk."""
 WARN_S = 60.0
-"""Between two warnings that the file takes no more."""
+"""Between two warnings for the same cause that the file takes no more."""
 ENTRY_BYTES = 256
 """Counted for each waiting line beside its prompt."""
 
@@ -133,7 +133,7 @@ class LogWriter:
         self._done_bytes = self._num_written = self._num_lost = self._unsaid_lost = 0
         self._size = 0
         self._is_full = self._is_failing = False
-        self._warns_from = 0.0
+        self._warned, self._warns_from = "", 0.0
         self._header = self._encoded(header)
         self._append([])
         self._thread = threading.Thread(target=self._run, name="decision-log", daemon=True)
@@ -223,7 +223,7 @@ class LogWriter:
         try:
             if is_new := self._sink.is_empty():  # of the file before, if one was deleted, nothing is here
                 self._size, self._unsaid_lost = 0, self._num_written + self._num_lost
-                if self._num_written:
+                if self._num_written and not self._is_failing:
                     self._failed(FileNotFoundError(errno.ENOENT, "its file was deleted or cut"))
             gap = [self._encoded(DroppedLine(count=self._unsaid_lost))] if self._unsaid_lost else []
             data = b"".join([*([self._header] if is_new else []), *gap, *lines])
@@ -241,10 +241,11 @@ class LogWriter:
         return True
 
     def _failed(self, error: OSError) -> None:
-        """Warn, but not at each write where some that are small still fit."""
-        if not self._is_failing and (now := time.monotonic()) >= self._warns_from:
-            self._warns_from = now + WARN_S
-            self._log.warning("decision_log_failed", error=str(error), consequence="decisions are dropped from it")
+        """Warn of each new cause, but not at each write where some that are small still fit."""
+        now, cause = time.monotonic(), str(error)
+        if cause != self._warned or (not self._is_failing and now >= self._warns_from):
+            self._warned, self._warns_from = cause, now + WARN_S
+            self._log.warning("decision_log_failed", error=cause, consequence="decisions are dropped from it")
         self._is_failing = True
 
 

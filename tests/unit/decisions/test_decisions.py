@@ -195,22 +195,26 @@ def test_a_disk_that_is_full_at_first_costs_no_header(tmp_path: Path) -> None:
     assert lines_of(tmp_path, sink) == ["DroppedLine", "TimerLine"], "what can be read, and has a header"
 
 
-def test_a_disk_that_takes_only_small_lines_is_told_once() -> None:
+def test_a_disk_that_takes_only_small_lines_is_told_once_for_each_cause() -> None:
     class NearlyFull(MemorySink):
+        cause = "No space left on device"
+
         def append(self, data: bytes) -> None:
-            self.broken = self.data.tell() > 0 and log.num_written + log.num_dropped & 1 == 0
+            if self.data.tell() and log.num_written + log.num_dropped & 1 == 0:
+                raise OSError(self.cause)
             super().append(data)
 
     with structlog.testing.capture_logs() as logged:
-        log = writer(NearlyFull())
+        log = writer(sink := NearlyFull())
         for number in range(10):
+            if number == 6:
+                sink.cause = "Input/output error"
             log.write(TimerEvent(), float(number))
             wait(lambda number=number: log.num_written + log.num_dropped == number + 1)
         log.close(60.0)
     assert log.num_dropped == 5
-    assert [line["error"] for line in logged if line["log_level"] == "warning"] == [
-        "[Errno 28] No space left on device"
-    ]
+    warnings = [line["error"] for line in logged if line["log_level"] == "warning"]
+    assert warnings == ["No space left on device", "Input/output error"]
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut"])
