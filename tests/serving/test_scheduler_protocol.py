@@ -434,3 +434,18 @@ def test_the_page_names_every_message_with_its_number() -> None:
         if isinstance(kind, type) and issubclass(kind, protocol.Message) and kind is not protocol.Message
     }
     assert set(rows) == there and f"version: {protocol.VERSION};" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [
+        ("Place", protocol.Place),
+        ("Terms", Terms),
+        ("Replicas", protocol.LinkedReplica),
+        ("PlacedOn", protocol.PlacedOn),
+    ],
+)
+def test_the_page_has_a_row_for_each_field_of_a_long_message(heading: str, kind: type[msgspec.Struct]) -> None:
+    _, _, below = PAGE.read_text(encoding="utf-8").partition(f"\n### {heading}\n")
+    table = re.search(r"^\|.*\n\| --- \| --- \|\n((?:\|.*\n)+)", below, re.MULTILINE)
+    assert table is not None and len(table[1].splitlines()) == len(kind.__struct_fields__)

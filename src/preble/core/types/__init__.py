@@ -134,7 +134,7 @@ class Request:
     `keeps_kv`: whether the replica keeps KV that later prompts can use; embeddings and the like leave none, so they are
     placed by load alone. `first_token_by`: when its first token must have come, in the scheduler's time; `tpot_s`:
     seconds that each further one may take. Both infinite where nobody has asked for that; `has_target` if for any.
-    `splits`: whether whoever sends it can ask two replicas for it, of which one computes the prompt for the other.
+    `splits`: whether its sender can ask two replicas: one that computes the prompt, and one that decodes the answer.
     """
 
     request_id: RequestId
