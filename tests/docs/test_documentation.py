@@ -81,6 +81,14 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
+    product = ROOT / "src" / "preble"
+    named = re.findall(r"`(?:src/)?(?:preble/)?(\w+/[\w/]+\.py)`", page.read_text(encoding="utf-8"))
+    rooms = {path.name for path in product.iterdir()}
+    assert [name for name in named if name.split("/")[0] in rooms and not (product / name).exists()] == []
+
+
 def python_examples() -> list[Any]:
     pages = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in MARKDOWN}
     blocks = ((name, re.findall(r"^```python$\n(.*?)^```$", text, flags=re.M | re.S)) for name, text in pages.items())
