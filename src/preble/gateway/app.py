@@ -26,7 +26,6 @@ from preble.gateway.requests.stored import STORED, answer_stored
 from preble.gateway.requests.uploads import Uploads
 from preble.prompts.endpoints import (
     ENDPOINTS,
-    JSON_TYPE,
     OTHER,
     ErrorForm,
     endpoint_of,
@@ -199,11 +198,11 @@ class App:
         caller = self.keys.caller(client.headers)
         if caller is None:
             client.caller = NOBODY
-            await client.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], UNAUTHORIZED.body(client.errors))
+            await client.fail(UNAUTHORIZED)
             return False
         client.caller = caller
         if needs_admin and not caller.is_admin:
-            await client.reply(403, FORBIDDEN.headers(), FORBIDDEN.body())
+            await client.fail(FORBIDDEN)
             return False
         return True
 
@@ -225,8 +224,7 @@ class App:
             nearest = nearest_path(asked, there)
             text = f"there is no {method} {asked}; {f'did you mean {nearest}? There' if nearest else 'there'} are "
             text += f"{', '.join(there)} and pages below {DEBUG}"
-            form = ErrorForm(404, "invalid_request_error", "not_found", text)
-            await client.reply(404, form.headers(), form.body(client.errors))
+            await client.fail(ErrorForm(404, "invalid_request_error", "not_found", text))
 
     async def read_body(self, client: PageClient, most_bytes: int) -> bytes:
         """Return a page's body. Raises: BodyTooLarge, BodyTooSlow, Overloaded, ClientGone."""

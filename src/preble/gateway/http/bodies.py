@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from preble.errors import BodyEncoded, BodyTooLarge, Overloaded
+from preble.web.server.answering import RequestHead
 from preble.web.server.memory import return_freed_memory
 
 _TIMES_ITS_OWN = 20
@@ -114,33 +115,34 @@ _DRAINED_TIMES = 4
 take a closed connection for a network failure and never see the answer."""
 
 
-def check_encoding(headers: Mapping[bytes, bytes]) -> None:
+def check_encoding(head: RequestHead) -> None:
     """Raises: BodyEncoded: the headers say that the body is compressed."""
-    encoding = headers.get(b"content-encoding", b"identity").strip().lower()
+    encoding = head.headers.get(b"content-encoding", b"identity").strip().lower()
     if encoding not in {b"identity", b""}:
         name = encoding[:40].decode("latin-1")
         raise BodyEncoded(f"the body is compressed (`Content-Encoding: {name}`); send it as it is")
 
 
 class LimitedBody:
-    """The body of one request. `limit`: in bytes. `declared`: the length that the client gave, 0 for none.
+    """The body of one request. `limit`: in bytes.
 
     `memory` grows with it; whoever made the reservation gives it back.
     """
 
-    __slots__ = ("_declared", "_limit", "_memory", "_pieces", "_size")
+    __slots__ = ("_head", "_limit", "_memory", "_pieces", "_size")
 
-    def __init__(self, limit: int, declared: int, memory: BodyShare) -> None:
+    def __init__(self, head: RequestHead, limit: int, memory: BodyShare) -> None:
+        self._head = head
         self._limit = limit
-        self._declared = declared
         self._memory = memory
         self._pieces: list[bytes] = []
         self._size = 0
 
-    def check_declared(self) -> None:
-        """Raises: BodyTooLarge: the client declares more than is worth reading."""
-        if self._declared > self._limit * _DRAINED_TIMES:
-            raise BodyTooLarge(f"the body has {self._declared} bytes; the limit is {self._limit}")
+    def check_head(self) -> None:
+        """Raises: BodyEncoded. BodyTooLarge: the client declares more than is worth reading."""
+        check_encoding(self._head)
+        if (declared := self._head.declared_bytes) > self._limit * _DRAINED_TIMES:
+            raise BodyTooLarge(f"the body has {declared} bytes; the limit is {self._limit}")
 
     def add(self, piece: bytes) -> None:
         """Take the next piece. Raises: BodyTooLarge: there is far too much. Overloaded: there is no memory for it."""
@@ -167,5 +169,5 @@ class LimitedBody:
         self._pieces.clear()
 
     def _too_large(self) -> BodyTooLarge:
-        size = max(self._size, self._declared)
+        size = max(self._size, self._head.declared_bytes)
         return BodyTooLarge(f"the body has {size} bytes or more; the limit is {self._limit}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from preble.errors import BodyTooSlow
-from preble.gateway.http.bodies import BodyShare, LimitedBody, check_encoding
+from preble.gateway.http.bodies import BodyShare, LimitedBody
 from preble.gateway.http.headers import shown_headers
 from preble.prompts.endpoints import JSON_TYPE, ErrorForm, ErrorStyle, HeaderList
 from preble.rules.callers import ANYBODY
@@ -50,9 +50,8 @@ class PageClient:
 
         Raises: BodyEncoded, BodyTooLarge, BodyTooSlow, Overloaded, ClientGone.
         """
-        check_encoding(self.headers)
-        body = LimitedBody(limit, self.head.declared_bytes, share)
-        body.check_declared()
+        body = LimitedBody(self.head, limit, share)
+        body.check_head()
         try:
             async with asyncio.timeout(timeout_s):
                 while piece := await self._request.piece():

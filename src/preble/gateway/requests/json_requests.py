@@ -10,7 +10,7 @@ from typing import Protocol, final
 from preble.config import LimitsConfig, TimeoutsConfig
 from preble.errors import BodyTooSlow, EngineTimeout, PrebleError
 from preble.gateway.http.access import NOBODY, UNAUTHORIZED, Browsers, KeyRing
-from preble.gateway.http.bodies import BodyMemoryBudget, BodyShare, LimitedBody, check_encoding
+from preble.gateway.http.bodies import BodyMemoryBudget, BodyShare, LimitedBody
 from preble.gateway.http.headers import PassedHeaders, answer_headers, shown_headers
 from preble.gateway.http.page_client import CLIENT_GONE
 from preble.gateway.http.refusals import STOPPING
@@ -87,11 +87,10 @@ class JsonRequest(Answering):
         super().__init__(connection, head)
         self.endpoint = endpoint
         self.under_way: set[Attempt] = set()
-        declared_bytes = head.declared_bytes
         self.memory = BodyShare(settings.bodies)
         self._settings = settings
         self._serving = settings.serving
-        self._body = LimitedBody(settings.limits.max_body_bytes, declared_bytes, self.memory)
+        self._body = LimitedBody(head, settings.limits.max_body_bytes, self.memory)
 
     # READING
 
@@ -104,12 +103,11 @@ class JsonRequest(Answering):
         caller = self._settings.keys.caller(self.head.headers)
         self.caller = NOBODY if caller is None else caller
         if caller is None:
-            self.reply(401, [JSON_TYPE, (b"www-authenticate", b"Bearer")], UNAUTHORIZED.body(self.endpoint.errors))
+            self.fail(UNAUTHORIZED)
             self._finish(None)
             return
         try:
-            check_encoding(self.head.headers)
-            self._body.check_declared()
+            self._body.check_head()
         except PrebleError as error:
             self._finish(error)
 

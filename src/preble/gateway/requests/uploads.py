@@ -23,9 +23,8 @@ class Upload:
         """`limit`: of all of it, in bytes. `body_s`: the longest wait for its beginning, and then for each piece."""
         self._pieces = client.pieces(body_s)
         self._body_s = body_s
-        self._num_declared = client.head.declared_bytes
-        self._headers = client.headers
-        self._head = UploadHead(client.headers.get(b"content-type", b""), self._num_declared)
+        self._client = client
+        self._head = UploadHead(client.headers.get(b"content-type", b""), client.head.declared_bytes)
         self._limit = limit
         self._memory = memory
         self.has_begun = False
@@ -38,8 +37,8 @@ class Upload:
 
         Raises: RequestError: that is too much. BodyEncoded, BodyTooLarge, BodyTooSlow, ClientGone, Overloaded.
         """
-        check_encoding(self._headers)
-        self._check(self._num_declared)
+        check_encoding(self._client.head)
+        self._check(self._client.head.declared_bytes)
         try:
             async with asyncio.timeout(self._body_s):
                 return await self._fields()

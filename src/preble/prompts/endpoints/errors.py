@@ -88,6 +88,8 @@ class ErrorForm(msgspec.Struct, frozen=True):
             headers.append((b"retry-after", b"%d" % max(1, round(self.retry_after_s))))
         if self.status in (408, 413):
             headers.append((b"connection", b"close"))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
         return headers
 
 
