@@ -22,8 +22,9 @@ from made_by import note, policy_digest
 from page import EVALUATION, fill, markdown
 
 from preble.lab.compare import compare_policies
-from preble.lab.compare.numbers import TTFT_MEAN, significant
+from preble.lab.compare.numbers import TTFT_MEAN
 from preble.lab.report import PALETTE, Drawing, Table, draw
+from preble.lab.report.formats import significant
 from preble.lab.report.progress import progress
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from grid import CELLS, EVERYBODY, LOADS, SCREEN, SCREEN_LOADS, Cell
 
 from preble.errors import ConfigError
 from preble.lab.compare import CompareResult, Run
-from preble.lab.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling, significant
+from preble.lab.compare.numbers import E2E_MEAN, E2E_P99, TTFT_MEAN, TTFT_P99, Number, settling
 from preble.lab.metrics.estimates import estimate
 from preble.lab.report import Drawing, Table, draw
+from preble.lab.report.formats import significant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

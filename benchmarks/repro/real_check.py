@@ -35,10 +35,10 @@ from page import EVALUATION, NOT_RUN, fill, markdown
 
 from preble.core.costs.model import CostProfile
 from preble.engines.launch import ReplicaProcess
-from preble.lab.compare.numbers import significant
 from preble.lab.metrics.estimates import estimate
 from preble.lab.profiling import fit_profile
 from preble.lab.report import Table
+from preble.lab.report.formats import significant
 from preble.lab.workloads import Workload, WorkloadRequest
 from preble.lab.workloads.arrivals import make_arrivals
 from preble.lab.workloads.generators.pieces import Asked

@@ -22,6 +22,7 @@ from preble.logs import configure_logging
 if TYPE_CHECKING:
     from preble.lab.profiling import Fit, FittedTime, Measurements
     from preble.lab.report import Table
+    from preble.lab.report.formats import number
 
 
 @click.command("profile")
@@ -187,19 +188,16 @@ def _table(fit: Fit) -> Table:
         f"those that run by {fit.profile.request_overhead_s * 1000:.2f} ms beside its tokens"
     )
     rows = [
-        (_named(t), time_text(t.measured_s), time_text(t.fitted_s), f"{t.relative_error:+.1%}", f"{t.spread:.0%}")
+        (
+            _named(t),
+            number(1000 * t.measured_s),
+            number(1000 * t.fitted_s),
+            f"{t.relative_error:+.1%}",
+            f"{t.spread:.0%}",
+        )
         for t in fit.times
     ]
     return Table(("what", "measured ms", "fitted ms", "error", "spread"), rows, title)
-
-
-def time_text(seconds: float) -> str:
-    """Return seconds as milliseconds, to three digits.
-
-    >>> time_text(0.0023456), time_text(12.3456)
-    ('2.35', '12346')
-    """
-    return f"{seconds * 1000:.3g}" if seconds < 1 else f"{seconds * 1000:.0f}"
 
 
 def _named(time: FittedTime) -> str:

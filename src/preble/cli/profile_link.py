@@ -12,12 +12,12 @@ import msgspec
 from rich.console import Console
 
 from preble.cli.output import write_json, write_result
-from preble.cli.profile import time_text
 from preble.cli.running import run_cancellable
 from preble.core.costs.model import CostModel, CostProfile
 from preble.engines import connect
 from preble.lab.profiling.link import LinkMeasurements, LinkMeasuring, with_link
 from preble.lab.report import Table, print_tables
+from preble.lab.report.formats import number
 from preble.lab.report.progress import progress
 from preble.profiles import load_profile, profile_json
 
@@ -69,12 +69,12 @@ def _table(profile: CostProfile, measured: LinkMeasurements) -> Table:
     rate = (profile.link_bytes_per_s or 0.0) / 1e9
     title = (
         f"{profile.name}: {profile.kv_bytes_per_token} bytes a token, {rate:.4g} GB/s, and "
-        f"{time_text(profile.link_latency_s)} ms for each copy"
+        f"{number(1000 * profile.link_latency_s)} ms for each copy"
     )
     rows: list[tuple[str, ...]] = []
     model = CostModel(profile)
     for times in measured.copies:
         fitted_s = profile.link_latency_s + model.link_s(times.tokens)
-        seconds = (median(times.computed_s), median(times.copied_s), fitted_s)
-        rows.append((str(times.tokens), *map(time_text, seconds)))
+        times_s = (median(times.computed_s), median(times.copied_s), fitted_s)
+        rows.append((str(times.tokens), *(number(1000 * time_s) for time_s in times_s)))
     return Table(("tokens", "computed ms", "copied ms", "fitted ms"), rows, title)

@@ -11,6 +11,7 @@ from preble.lab.bench.run import BenchResult
 from preble.lab.metrics.itl import Itl
 from preble.lab.metrics.summary import Summary, TimeSummary
 from preble.lab.report import Table, print_tables
+from preble.lab.report.formats import seconds
 
 FORMULAS = (
     "TTFT = first token - scheduled; E2E = end - scheduled; TPOT = (E2E - TTFT) / (output tokens - 1); "
@@ -49,14 +50,6 @@ def _cells(result: BenchResult) -> dict[str, str]:
     if result.engines:
         cells[ENGINE_HITS] = f"{counters.hit_tokens:,} of {counters.queried_tokens:,} ({counters.hit_rate:.1%})"
     return cells
-
-
-def seconds(value: float) -> str:
-    """
-    >>> seconds(0.0421), seconds(12.34)
-    ('42.1 ms', '12.34 s')
-    """
-    return f"{value * 1000:.1f} ms" if value < 1 else f"{value:.2f} s"
 
 
 def _time(metric: str, statistic: str) -> Callable[[Summary], str]:

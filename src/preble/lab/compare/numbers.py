@@ -63,15 +63,6 @@ class Number:
         return f"{self.text(found.mean)} ± {self.text(found.half_width)}"
 
 
-def significant(value: float, digits: int) -> str:
-    """Round to this many digits, never in exponents.
-
-    >>> significant(123.4, 2), significant(0.04215, 3), significant(1234.5, 3)
-    ('120', '0.0421', '1,230')
-    """
-    return f"{float(f'{value:.{digits}g}'):,g}"
-
-
 def short_seconds(value: float) -> str:
     """
     >>> short_seconds(0.0421), short_seconds(12.34), short_seconds(1234.5)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from preble.lab.compare.numbers import E2E_MEAN, columns, headline_rate, settling, significant
+from preble.lab.compare.numbers import E2E_MEAN, columns, headline_rate, settling
 from preble.lab.compare.plan import BASELINE
 from preble.lab.compare.result import CompareResult, PolicyStanding, Run
 from preble.lab.metrics.capacity import Bound, CapacitySlo
 from preble.lab.metrics.estimates import Estimate, estimate
 from preble.lab.metrics.goodput import Goodput
 from preble.lab.report import Table
+from preble.lab.report.formats import significant
 
 TOO_FEW_SEEDS = "too few seeds"
 """In the place of an interval that would reach below zero."""

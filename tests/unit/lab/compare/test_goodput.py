@@ -8,11 +8,11 @@ import pytest
 from preble.core.types import Target
 from preble.errors import ConfigError
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies
-from preble.lab.compare.numbers import significant
 from preble.lab.compare.page import compare_page
 from preble.lab.compare.plan import Arm
 from preble.lab.compare.tables import goodput_table
 from preble.lab.metrics.goodput import Goodput
+from preble.lab.report.formats import significant
 from preble.lab.sim import SimConfig
 from preble.lab.workloads import Stream, WorkloadPlan
 from preble.profiles import load_profile

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from preble.lab.report.formats import number, seconds
 from preble.lab.workloads.study.distribution import Distribution
 from preble.lab.workloads.study.study import Study
 
@@ -36,27 +37,6 @@ class Metric:
         if self.is_share:
             return f"{spread.mean * 100:.1f} ± {spread.sd * 100:.1f} %"
         return f"{self.text(spread.mean)} ± {self.text(spread.sd)}"
-
-
-def number(value: float) -> str:
-    """
-    >>> number(9865.04), number(42.94), number(8.564), number(0.0123), number(0.0)
-    ('9,865', '42.9', '8.56', '0.012', '0')
-    """
-    if 0 < abs(value) < 0.1:
-        return f"{value:.2g}"
-    decimals = 0 if abs(value) >= 100 or value == int(value) else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{decimals}f}"
-
-
-def seconds(value: float) -> str:
-    """
-    >>> seconds(0.0), seconds(2e-6), seconds(0.1184), seconds(217.169)
-    ('0 s', '2 µs', '118 ms', '217 s')
-    """
-    if value >= 1 or value == 0:
-        return f"{number(value)} s"
-    return f"{number(value * 1e3)} ms" if value >= 1e-3 else f"{number(value * 1e6)} µs"
 
 
 PROMPT = Metric("prompt", lambda study: study.prompt_tokens, "tokens")

@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TypeVar
 
 from preble.lab.report import Table
+from preble.lab.report.formats import number, seconds
 from preble.lab.workloads.study.metrics import (
     GROWTH,
     KEY_PORTION,
@@ -18,8 +19,6 @@ from preble.lab.workloads.study.metrics import (
     SESSION,
     SHARED,
     Metric,
-    number,
-    seconds,
 )
 from preble.lab.workloads.study.study import Study
 from preble.lab.workloads.study.timing import PEAK_S
