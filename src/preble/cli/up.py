@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -20,6 +20,7 @@ from preble.errors import ConfigError
 from preble.logs import LogLosses, configure_logging
 
 if TYPE_CHECKING:
+    from preble.core.types import Role
     from preble.engines.launch import Fleet, LaunchOptions
     from preble.gateway.server import Gateway
 
@@ -62,15 +63,13 @@ def command(
     prefill: int | None,
     decode: int | None,
     transfer: Literal["p2p", "nixl"] | None,
-    host: str | None,
-    port: int | None,
-    policy: str | None,
     profile: str | None,
     kv_tokens: int | None,
     log_dir: Path,
     log_level: str,
     log_format: str,
     engine_arguments: tuple[str, ...],
+    **flags: Any,
 ) -> None:
     """Start replicas on this machine and the gateway in front of them. Ctrl-C stops all of it.
 
@@ -90,22 +89,20 @@ def command(
       preble up --engine emulator --prefill 2 --decode 6
       preble up --engine emulator --transfer p2p
     """
-    from preble.core.types import Role
     from preble.engines.launch import LaunchOptions
 
-    if (prefill is None) != (decode is None):
-        raise ConfigError("give --prefill and --decode together: one cannot serve without the other")
-    roles = (Role.PREFILL,) * (prefill or 0) + (Role.DECODE,) * (decode or 0)
+    roles = _roles(prefill, decode)
     if engine == "emulator":
         profile = profile or EMULATED_PROFILE
+        if model is not None:
+            engine_arguments = ("--model", model, *engine_arguments)  # it loads none
     elif model is None:
         raise ConfigError(f"{engine} needs a model: give --model, a folder or a name on the Hugging Face hub")
+    else:
+        flags["tokenizer"] = model
     if transfer is not None or (roles and engine == "vllm"):
         profile = _linked(profile or os.environ.get("PREBLE_PROFILE"), log_dir)
-    flags = {"host": host, "port": port, "policy": policy, "profile": profile}
-    if engine != "emulator":
-        flags["tokenizer"] = model
-    name = ("--model", model) if engine == "emulator" and model is not None else ()  # it loads none
+    flags["profile"] = profile
     _check(flags)
     options = LaunchOptions(
         engine=engine,
@@ -116,10 +113,18 @@ def command(
         model=model,
         profile=profile,
         kv_tokens=kv_tokens,
-        extra_args=(*name, *engine_arguments),
+        extra_args=engine_arguments,
     )
-    log_losses = configure_logging(log_level, log_format)
-    run_cancellable(_start_and_serve(options, flags, log_losses))
+    run_cancellable(_start_and_serve(options, flags, configure_logging(log_level, log_format)))
+
+
+def _roles(prefill: int | None, decode: int | None) -> tuple[Role, ...]:
+    """Return the role of each replica, none where they are not fixed. Raises: ConfigError: one kind is missing."""
+    from preble.core.types import Role
+
+    if (prefill is None) != (decode is None):
+        raise ConfigError("give --prefill and --decode together: one cannot serve without the other")
+    return (Role.PREFILL,) * (prefill or 0) + (Role.DECODE,) * (decode or 0)
 
 
 def _linked(name: str | None, folder: Path) -> str:
