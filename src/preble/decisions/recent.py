@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import nsmallest
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
@@ -36,6 +37,10 @@ class CandidateCost(msgspec.Struct, frozen=True):
     @property
     def cost_s(self) -> float:
         return self.load_s + self.eviction_s + self.prefill_s
+
+
+_COSTS = attrgetter("replica_id", *CandidateCost.__struct_fields__[1:])
+"""Reads a candidate's fields, in their order."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,23 +216,7 @@ class RecentDecisions:
             reason=placement.reason,
             num_prompt_tokens=placement.num_prompt_tokens,
             matched_tokens=placement.matched_tokens,
-            candidates=[
-                CandidateCost(
-                    c.replica_id,
-                    c.matched_tokens,
-                    c.load_s,
-                    c.eviction_s,
-                    c.prefill_s,
-                    c.score,
-                    c.loaded_tokens,
-                    c.own_wait_s,
-                    c.own_prefill_s,
-                    c.copied_tokens,
-                    c.copy_s,
-                    c.ways,
-                )
-                for c in weighed
-            ],
+            candidates=[CandidateCost(*_COSTS(candidate)) for candidate in weighed],
             untrusted=placement.untrusted,
             predicted_ttft_s=placement.predicted_ttft_s,
             transfer=placement.transfer,

@@ -243,7 +243,6 @@ class KvEventStream:
         `trust_silence`: where past messages are not available, whether to keep what we have.
         """
         intake = self._intake
-        intake.counters.catch_ups += 1
         stuck_at: int | None = None
         for _ in range(MAX_REPLAYS):
             before = intake.line.last

@@ -40,7 +40,6 @@ class KvEventCounters:
 
     messages: int = 0
     duplicates: int = 0
-    catch_ups: int = 0
     starts_over: int = 0
     malformed: int = 0
     unknown: int = 0

@@ -11,7 +11,8 @@ from ipaddress import ip_address
 
 from preble.errors import ConfigError
 
-_BACKLOG = 2048
+BACKLOG = 2048
+"""Connections that wait to be accepted, at most."""
 _FIRST_INHERITED = 3
 
 
@@ -34,7 +35,7 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
@@ -59,7 +60,7 @@ def listen_shared(host: str, port: int, count: int) -> list[socket.socket]:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             one.bind(first.getsockname())
-            one.listen(_BACKLOG)
+            one.listen(BACKLOG)
             one.setblocking(False)
     except OSError as error:
         for one in sockets:

@@ -13,13 +13,13 @@ from math import inf
 from preble.web.server.answering import Accept
 from preble.web.server.connection import ClientConnection, Shared
 from preble.web.server.connection_limit import ConnectionLimit
+from preble.web.server.listening import BACKLOG
 
 _SWEEP_S = 0.2
 """Between two looks at what is late, on all connections: one timer, not several a request; none without connections."""
 _ACCEPTED_AT_ONCE = 16
 """The most connections that one turn of the event loop accepts. uvloop accepts one for each listening file, however
 many wait. With one file, a new connection to a busy server, such as a probe, would wait for many turns."""
-_BACKLOG = 2048
 _LOOK_S = 0.05
 """Between two looks whether everything has ended, when the server stops."""
 
@@ -74,7 +74,7 @@ class Server:
 
     async def _listen(self, sock: socket.socket) -> asyncio.Server:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: ClientConnection(self._shared, loop), sock=sock, backlog=_BACKLOG)
+        server = await loop.create_server(lambda: ClientConnection(self._shared, loop), sock=sock, backlog=BACKLOG)
         self.servers.append(server)
         return server
 
