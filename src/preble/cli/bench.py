@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from preble.cli.cluster import workload_plan
 from preble.cli.failure import INTERRUPTED_STATUS
 from preble.cli.gateway_pages import GATEWAY
-from preble.cli.options import DEFAULT_RPS, HTTP_URL, POSITIVE_FLOAT, api_key_option, option, workload_options
+from preble.cli.options import HTTP_URL, POSITIVE_FLOAT, api_key_option, option
 from preble.cli.output import DRAWN_FILE, json_option, write_json, writing
+from preble.cli.workload_options import DEFAULT_RPS, workload_options, workload_plan
 
 if TYPE_CHECKING:
     from preble.lab.bench import BenchResult, BenchSettings

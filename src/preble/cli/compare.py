@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
+from preble.cli.cluster_options import cluster_options, simulated_cluster
 from preble.cli.failure import INTERRUPTED_STATUS
-from preble.cli.options import POSITIVE, POSITIVE_FLOAT, WORKLOAD_HELP, Read, option, workload_shape_options
+from preble.cli.options import POSITIVE, POSITIVE_FLOAT, Read, option
 from preble.cli.output import DRAWN_FILE, STDOUT, json_option, made_by, write_json, write_result
+from preble.cli.workload_options import WORKLOAD_HELP, workload_plan, workload_shape_options
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from preble.cli.cluster import workload_plan
-from preble.cli.options import option, seeded_workload_options
+from preble.cli.options import option
 from preble.cli.output import OUTPUT_FILE, writing
+from preble.cli.workload_options import seeded_workload_options, workload_plan
 
 DEFAULT_REQUESTS = 5000
 """Requests of a named workload, which has no end."""

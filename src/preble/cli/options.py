@@ -98,14 +98,6 @@ PORT = click.IntRange(0, 65535)
 POSITIVE = click.IntRange(min=1)
 POSITIVE_FLOAT = FiniteRange(min=0, min_open=True)
 NOT_NEGATIVE_FLOAT = FiniteRange(min=0)
-DEFAULT_RPS = 4.0
-"""Of a named workload, which has no times of its own."""
-
-WORKLOAD_HELP = (
-    "A trace file, a scenario (NAME.toml), a named workload, or several with + between "
-    "(docs/reference/workloads.md): agent, coding, longdoc, multiturn, programming, tool_use, toolbench, unshared, "
-    "video."
-)
 
 
 def policy_option(default: str | None) -> Callable[[Command], Command]:
@@ -168,53 +160,6 @@ config_options = all_of(
     log_options,
 )
 """Of commands that serve."""
-
-
-def workload_options(default_requests: int) -> Callable[[Command], Command]:
-    """Add the options of a workload. `default_requests`: of a named workload, which has no end."""
-    return all_of(
-        option("--workload", WORKLOAD_HELP, default="tool_use", metavar="NAME|FILE|MIX"),
-        seeded_workload_options(
-            default_requests, f"{DEFAULT_RPS:g} for a named workload, otherwise the trace's own times"
-        ),
-    )
-
-
-def seeded_workload_options(
-    default_requests: int, default_rps: str = "the trace's own times"
-) -> Callable[[Command], Command]:
-    """Add the options of a workload, without its name."""
-    return all_of(
-        option("--rps", f"Requests a second on average.  [default: {default_rps}]", POSITIVE_FLOAT),
-        option("--seed", "The same seed gives the same requests at the same times.", int, default=0),
-        workload_shape_options(default_requests),
-    )
-
-
-def workload_shape_options(default_requests: int | str) -> Callable[[Command], Command]:
-    """Add the options of a workload without its name, rate and seed, of which a command may take several."""
-    return all_of(
-        option("--requests", f"Number of requests.  [default: all of a trace, otherwise {default_requests}]", POSITIVE),
-        option(
-            "--arrivals",
-            "How requests are spread over time: poisson, gamma, uniform, onoff, burst (all at once), or as in a "
-            "trace file or a range of it, FILE[200:2200].",
-            default="poisson",
-            metavar="KIND|FILE",
-        ),
-        option("--cv", "Burstiness of gamma arrivals.", POSITIVE_FLOAT, default=1.0),
-        option(
-            "--popularity",
-            "How requests are spread over tools or documents.  [default: the workload's own]",
-            click.Choice(("uniform", "zipf", "recorded")),
-        ),
-        option("--zipf", "Exponent of --popularity zipf, which it implies.  [default: 1.1]", NOT_NEGATIVE_FLOAT),
-        option(
-            "--prefixes num_prefixes",
-            "Number of different tools or documents.  [default: the workload's own]",
-            POSITIVE,
-        ),
-    )
 
 
 def order_option(whose: str) -> Callable[[Command], Command]:

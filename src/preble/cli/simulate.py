@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from preble.cli.cluster import cluster_options, simulated_cluster, workload_plan
+from preble.cli.cluster_options import cluster_options, simulated_cluster
 from preble.cli.failure import CommandFailure
-from preble.cli.options import DEFAULT_RPS, POSITIVE_FLOAT, option, policy_option, workload_options
+from preble.cli.options import POSITIVE_FLOAT, option, policy_option
 from preble.cli.output import OUTPUT_FILE, STDOUT, json_option, write_json, writing
+from preble.cli.workload_options import DEFAULT_RPS, workload_options, workload_plan
 from preble.errors import ConfigError
 from preble.logs import configure_logging
 

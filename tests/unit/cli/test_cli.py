@@ -22,8 +22,8 @@ from preble import __version__
 from preble.build import commit
 from preble.cli import COMMANDS, cli
 from preble.cli.failure import as_click_exception
-from preble.cli.options import WORKLOAD_HELP
 from preble.cli.output import write_result
+from preble.cli.workload_options import WORKLOAD_HELP
 from preble.config import GatewayConfig, GroupConfig, PeersConfig, TracingConfig
 from preble.errors import ConfigError, EngineGone, NoReplicaError, PrebleError, TraceFormatError
 from preble.lab.workloads import workload_names

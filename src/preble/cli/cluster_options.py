@@ -11,7 +11,6 @@ from preble.core.replica.waiting_queue import QueueOrder
 
 if TYPE_CHECKING:
     from preble.lab.sim import SimConfig
-    from preble.lab.workloads import WorkloadPlan
 
 
 def simulated_cluster(
@@ -56,25 +55,6 @@ def simulated_cluster(
         links=links,
         **rest,
     )
-
-
-def workload_plan(
-    source: str, requests: int | None, default_requests: int, default_rps: float | None = None, **rest: Any
-) -> tuple[WorkloadPlan, dict[str, Any]]:
-    """Return the plan for the values of `workload_options` among `rest`, and the other values.
-
-    `requests`: None for all of a file, and for `default_requests` of a workload without end. `default_rps`:
-    of a named workload, unless its arrivals are a recording's.
-    """
-    from preble.lab.workloads import WorkloadPlan, is_endless, workload_names
-    from preble.lab.workloads.arrivals import ARRIVALS
-
-    if requests is None and is_endless(source):
-        requests = default_requests
-    of_plan = {name: rest.pop(name) for name in WorkloadPlan.__struct_fields__ if name in rest}
-    if of_plan.get("rps") is None and source in workload_names() and of_plan.get("arrivals") in ARRIVALS:
-        of_plan["rps"] = default_rps
-    return WorkloadPlan(source=source, requests=requests, **of_plan), rest
 
 
 def _of_replica(text: str) -> tuple[str, float]:
