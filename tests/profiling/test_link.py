@@ -19,7 +19,7 @@ from preble.core.costs.model import CostModel
 from preble.core.types import ReplicaSpec, Role
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.metrics import MetricsPage
-from preble.emulator.peers import KvSource
+from preble.emulator.p2p_tier import KvSource
 from preble.engines import EngineInfo, connect
 from preble.errors import ConfigError, EngineProtocolError
 from preble.lab.profiling.link import CopyTimes, LinkMeasurements, LinkMeasuring, with_link

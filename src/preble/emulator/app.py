@@ -17,7 +17,7 @@ from preble.emulator.events import KvEventPublisher, event_source
 from preble.emulator.generating import Generating, Models
 from preble.emulator.kept import KEPT_PATH, KeptKv, KeptName, address_in
 from preble.emulator.metrics import MetricsPage
-from preble.emulator.peers import BLOCKS_PATH
+from preble.emulator.p2p_tier import BLOCKS_PATH
 from preble.emulator.placeholders import EmulatedMedia
 from preble.emulator.protocol import AdapterBody, DetokenizeBody, TokenizeBody, decode_body
 from preble.emulator.roles import OWNER, RolePages

@@ -18,7 +18,7 @@ from preble.emulator.config import EmulatorConfig
 from preble.emulator.events import KvEventPublisher
 from preble.emulator.generation import Generation, Piece, Prompt
 from preble.emulator.kept import KeptPrompts
-from preble.emulator.peers import KvSource, PeerTier, SharedId, num_cached_blocks
+from preble.emulator.p2p_tier import KvSource, PeerTier, SharedId, num_cached_blocks
 from preble.emulator.tiers import EmulatedTiers
 from preble.emulator.tokenizer import EmulatedTokenizer
 from preble.errors import PromptTooLong, RequestError
