@@ -297,6 +297,7 @@ async def test_api_keys_guard_the_api_and_stay_here(serve: Serve, given: str | N
             assert answer.status == status
             if status == 401:
                 assert (await answer.json())["error"]["code"] == "invalid_api_key"
+                assert answer.headers["WWW-Authenticate"] == "Bearer"
         assert [sent["Authorization"] for sent in one.headers] == ["Bearer inner"] * (status == 200)
         async with gateway.http.get("/health") as answer:
             assert answer.status == 200

@@ -155,7 +155,7 @@ async def test_a_key_may_come_as_anthropics_clients_send_it() -> None:
         assert refused["error"]["type"] == "authentication_error"
         for path in ("/generate", "/invocations", "/v1/embeddings", "/tokenize", "/v1/responses/resp_1"):
             async with cluster.http.post(path, json={}) as answer:
-                assert answer.status == 401, path
+                assert (answer.status, answer.headers["WWW-Authenticate"]) == (401, "Bearer"), path
         headers = {"x-api-key": "k1", "anthropic-version": "2023-06-01"}
         async with cluster.http.post("/v1/messages", json=PLACED["/v1/messages"], headers=headers) as answer:
             assert answer.status == 200
