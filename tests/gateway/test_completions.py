@@ -234,6 +234,8 @@ async def test_the_gaps_between_the_pieces_of_a_stream_are_counted(serve: Serve)
         cell = numbers.sum_by("model", "preble_itl_seconds")["tiny"]
         assert sum(cell[:-1]) >= 1, "events that come at once are one piece"
         assert cell[-1] >= GAP_S, "their sum"
+        picture = await gateway.gateway.serving.picture()
+        assert picture.counts.itl == cell and len(cell) == len(picture.itl_bounds) + 2, "on the live page, too"
 
 
 async def test_whole_answers_have_no_gaps(serve: Serve) -> None:

@@ -267,11 +267,14 @@ async def test_metrics_are_sums_and_outlive_a_front_end(tmp_path: Path) -> None:
     async with host(tmp_path) as (one, _):
         one.front_end.telemetry.numbers.add("preble_responses_total", "/v1/completions", "200", "")
         one.serving.telemetry.numbers.add("preble_responses_total", "/v1/completions", "200", "")
+        one.front_end.telemetry.gaps("tiny")(0.5)
         line = 'preble_responses_total{model="",path="/v1/completions",status="200"} 2.0'
         assert line in (await one.serving.exposition()).decode()
+        assert (await one.serving.picture()).counts.itl[-1] == 0.5
         await one.front_end.close()
         await eventually(lambda: not one.serving._socket.carriers)  # type: ignore[union-attr]
         assert line in (await one.serving.exposition()).decode()
+        assert (await one.serving.picture()).counts.itl[-1] == 0.5
 
 
 async def test_replicas_that_leave_and_are_held_back_are_so_in_the_front_end(tmp_path: Path) -> None:

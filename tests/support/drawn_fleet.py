@@ -79,7 +79,7 @@ async def drawn_fleet(count: int, **changes: Any) -> AsyncIterator[Gateway]:
 async def work(gateway: Gateway, day: Day, requests: int, *, at_once: int = 24) -> None:
     """Place this many requests, and answer each after a while."""
     turns, dispatcher = asyncio.Semaphore(at_once), gateway.serving._dispatcher
-    loop, numbers = asyncio.get_running_loop(), random.Random(3)
+    loop, numbers, gap = asyncio.get_running_loop(), random.Random(3), gateway.serving.telemetry.gaps(MODEL)
 
     async def one() -> None:
         async with turns:
@@ -92,6 +92,8 @@ async def work(gateway: Gateway, day: Day, requests: int, *, at_once: int = 24) 
             await asyncio.sleep(0.02 + missed / 60_000 * numbers.uniform(0.8, 1.6))
             placed.report(FirstToken())
             await asyncio.sleep(numbers.uniform(0.05, 0.6))
+            for _ in range(40):
+                gap(numbers.lognormvariate(-3.7, 0.3))
             placed.report(Progress(numbers.randint(40, 400), placed.placement.matched_tokens))
             placed.end()
 

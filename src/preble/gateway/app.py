@@ -233,4 +233,4 @@ class App:
 
     async def take_picture(self, client: PageClient) -> bytes:
         """Return what the live page shows, for an admin."""
-        return msgspec.json.encode(self._serving.picture())
+        return msgspec.json.encode(await self._serving.picture())

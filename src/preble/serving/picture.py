@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -13,12 +14,13 @@ from preble.core.types import ReplicaId, Role
 from preble.decisions.recent import Decision
 from preble.rules.ejection import Standing
 from preble.serving.replicas.rows import MemberRow
-from preble.serving.telemetry.numbers import Cell, Numbers
+from preble.serving.telemetry.numbers import Cell, Numbers, Reading, add
 from preble.serving.telemetry.table import BY_NAME
 
 if TYPE_CHECKING:
     from preble.serving.serving import Serving
 
+_ITL = "preble_itl_seconds"
 _NUM_PREFIXES = 24
 _NUM_NAMING = 2_000
 """A prefix is named by one of this many last requests. More would find more names, and take longer than the few
@@ -70,7 +72,9 @@ class PrefixRow(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
-    """Numbers since the start: requests placed and failed, tokens, and the buckets of `ttft_bounds`, with their sum."""
+    """Numbers since the start: requests placed and failed, tokens, and the buckets of `ttft_bounds` and `itl_bounds`,
+    each with its sum.
+    """
 
     placed: float
     failed: float
@@ -79,6 +83,7 @@ class Counts(Struct, frozen=True):
     cached: float
     output: float
     ttft: Cell
+    itl: Cell
 
 
 class Picture(Struct, frozen=True):
@@ -91,6 +96,7 @@ class Picture(Struct, frozen=True):
     policy: str
     window_s: float
     ttft_bounds: tuple[float, ...]
+    itl_bounds: tuple[float, ...]
     counts: Counts
     queued: int
     queued_s: float
@@ -99,8 +105,11 @@ class Picture(Struct, frozen=True):
     decisions: list[Decision]
 
 
-def take_picture(serving: Serving, at: float, up_s: float) -> Picture:
-    """Return the picture of this moment. O(replicas + prompts indexed + requests in the window)."""
+def take_picture(serving: Serving, others: Iterable[Iterable[Reading]], at: float, up_s: float) -> Picture:
+    """Return the picture of this moment. `others`: the numbers of the front ends, which count gaps between tokens.
+
+    O(replicas + prompts indexed + requests in the window).
+    """
     numbers, state = serving.telemetry.numbers, serving.scheduler.snapshot()
     hot = serving.scheduler.hottest(_NUM_PREFIXES, serving.recent.placed(_NUM_NAMING))
     kinds = ("preble_prompt_tokens_total", "preble_matched_tokens_total")
@@ -112,7 +121,8 @@ def take_picture(serving: Serving, at: float, up_s: float) -> Picture:
         policy=serving.scheduler.policy.name,
         window_s=state.window_s,
         ttft_bounds=BY_NAME["preble_ttft_seconds"].bounds,
-        counts=_counts(numbers),
+        itl_bounds=BY_NAME[_ITL].bounds,
+        counts=_counts(numbers, others),
         queued=serving.num_waiting,
         queued_s=serving.waiting_s,
         replicas=[row for member in serving.members for row in _rows(serving, member, state.replicas, tokens)],
@@ -121,11 +131,14 @@ def take_picture(serving: Serving, at: float, up_s: float) -> Picture:
     )
 
 
-def _counts(numbers: Numbers) -> Counts:
+def _counts(numbers: Numbers, others: Iterable[Iterable[Reading]]) -> Counts:
     def tokens(kind: str) -> float:
         return numbers.sum_by("", f"preble_{kind}_tokens_total")[""][0]
 
-    ends = numbers.sum_by("outcome", "preble_finished_total")
+    ends, gaps = numbers.sum_by("outcome", "preble_finished_total"), numbers.sum_by("", _ITL)[""]
+    for name, _, cell in chain.from_iterable(others):
+        if name == _ITL:
+            add(gaps, cell)
     return Counts(
         placed=numbers.sum_by("", "preble_placements_total")[""][0],
         failed=sum(cell[0] for outcome, cell in ends.items() if outcome not in _NO_FAILURE),
@@ -134,6 +147,7 @@ def _counts(numbers: Numbers) -> Counts:
         cached=tokens("cached"),
         output=tokens("output"),
         ttft=numbers.sum_by("", "preble_ttft_seconds")[""],
+        itl=gaps,
     )
 
 

@@ -36,6 +36,7 @@ from preble.serving.replicas.rotation import Rotation
 from preble.serving.requests import InFlightLimit, LocalAdmission
 from preble.serving.scheduler_setup import Scheduling, gateway_name, start_scheduling
 from preble.serving.telemetry.metrics import Telemetry
+from preble.serving.telemetry.numbers import Reading
 from preble.serving.telemetry.readings import of_build, of_engines, of_group, of_members, of_queue, of_scheduler
 from preble.serving.telemetry.tracing import make_tracing
 from preble.serving.turns import Turns
@@ -249,7 +250,7 @@ class Serving(Intake):
 
     async def exposition(self) -> bytes:
         """Return every metric in Prometheus' text form, summed over this process and its front ends."""
-        others = await self._socket.readings() if self._socket is not None else []
+        others = await self._readings()
         self.telemetry.others = lambda: others
         return self.telemetry.exposition()
 
@@ -290,9 +291,14 @@ class Serving(Intake):
         """Prompts between admission and the end of their answer."""
         return self._in_flight_limit.num_admitted
 
-    def picture(self) -> Picture:
+    async def picture(self) -> Picture:
         """Return everything that the live page shows, as it is now."""
-        return take_picture(self, now := time.time(), now - self._began_at)
+        others = await self._readings()
+        return take_picture(self, others, now := time.time(), now - self._began_at)
+
+    async def _readings(self) -> list[list[Reading]]:
+        """Return the numbers of the front ends."""
+        return await self._socket.readings() if self._socket is not None else []
 
     async def check_parity(self) -> list[ParityReport]:
         """Check now whether every live replica tokenizes and caches as predicted."""
