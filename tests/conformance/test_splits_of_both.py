@@ -312,6 +312,12 @@ async def test_two_that_fetch_the_same_at_once_are_both_right(pair: Pair) -> Non
     drawn = {"n": 2, "temperature": 1.0, "seed": 7}
     fetched = await pair.ask(pair.target, prompt, **drawn, kv_transfer_params=await pair.offered(prompt))
     assert fetched["choices"] == (await pair.ask(pair.source, prompt, **drawn))["choices"]
+    swapped = replace(pair, source=pair.target, target=pair.source)  # no role is fixed
+    prompt = Random(6).choices(range(100, 4000), k=LENGTH)
+    params, before = await swapped.offered(prompt), await counted(swapped.target)
+    answer = await swapped.ask(swapped.target, prompt, kv_transfer_params=params)
+    assert (await counted(swapped.target)).since(before).fetched >= WHOLE
+    assert answer["choices"] == (await swapped.ask(swapped.source, prompt))["choices"]
     await pair.is_free()
 
 
