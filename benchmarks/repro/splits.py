@@ -59,6 +59,7 @@ class Case:
 CASES: Mapping[str, Case] = {
     "nothing shared, 512 out": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(2, 3)),
     "nothing shared, 512 out, slow link": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(), link=1.25),
+    "nothing shared, 512 out, fast link": Case("unshared", 1500, 10, replicas=8, answer=512, pools=(), link=50.0),
     "nothing shared": Case("unshared", 1200, 12),
     "tool use": Case("toolbench", 3000, 45),
     "long documents": Case("longdoc", 1500, 2.5, options={"num_prefixes": 40}, pools=(1,)),
