@@ -279,6 +279,10 @@ async def test_numbers_that_cannot_be_end_the_connection_by_the_carriers_fault(
     await is_cut_off(tmp_path, ADMIT, PLACE, msgspec.msgpack.encode(message))
 
 
+async def test_a_second_hello_ends_the_connection_by_the_carriers_fault(tmp_path: Path) -> None:
+    await is_cut_off(tmp_path, ADMIT, PLACE, HELLO)
+
+
 async def test_text_that_is_no_utf_8_ends_the_connection_by_the_carriers_fault(tmp_path: Path) -> None:
     await is_cut_off(tmp_path, ADMIT.replace(b"req-1", b"\xff\xfeq-1"))
 

@@ -227,7 +227,7 @@ class _CarrierConnection(FrameProtocol[m.ToScheduler]):
 
     def received(self, message: m.ToScheduler) -> None:
         self._is_silent = False
-        if self._is_welcome:
+        if self._is_welcome and not isinstance(message, m.Hello):
             try:
                 self._handlers[type(message)](message)
             except Exception as error:
@@ -235,8 +235,8 @@ class _CarrierConnection(FrameProtocol[m.ToScheduler]):
                     raise
                 self._refuse(message.number, error)
             return
-        if not isinstance(message, m.Hello) or message.version != m.VERSION:
-            raise msgspec.DecodeError(f"a carrier must send Hello with version {m.VERSION} first")
+        if self._is_welcome or not isinstance(message, m.Hello) or message.version != m.VERSION:
+            raise msgspec.DecodeError(f"a carrier must send Hello with version {m.VERSION} first, and once")
         self.tokenizer = message.tokenizer
         structlog.get_logger().info("carrier_connected", name=message.name)
         if self.tokenizer and self.tokenizer != self._host.tokenizer:
