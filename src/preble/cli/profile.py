@@ -22,7 +22,6 @@ from preble.logs import configure_logging
 if TYPE_CHECKING:
     from preble.lab.profiling import Fit, FittedTime, Measurements
     from preble.lab.report import Table
-    from preble.lab.report.formats import number
 
 
 @click.command("profile")
@@ -181,6 +180,7 @@ def _show(fit: Fit, measurements: Measurements, json_file: Path | None) -> None:
 
 def _table(fit: Fit) -> Table:
     from preble.lab.report import Table
+    from preble.lab.report.formats import number
 
     title = (
         f"{fit.profile.name}: median error {fit.median_error:.1%}, {len(fit.profile.prefill_points)} prefill points; "
