@@ -22,8 +22,8 @@ _SLICES = "/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices"
 _POOLS = "/apis/inference.networking.k8s.io/v1/namespaces/{}/inferencepools"
 
 _UNWATCHED = 2
-"""After so many lists that no watch could follow, another list is no sign that all is well: else a cluster that lets us
-list but not watch, or forgets each version at once, would be asked to list everything twice a second."""
+"""How many times in a row a watch may fail soon after its list. From then on a list that succeeds no longer ends the
+back-off: a cluster that lets us list but not watch would be asked for everything twice a second."""
 
 Groups = tuple[GroupConfig, ...]
 

@@ -91,7 +91,7 @@ class Numbers:
 
 
 def is_of_table(reading: Reading) -> bool:
-    """Return whether the table has such a series, of so many numbers.
+    """Return whether the table declares this metric, with as many labels and numbers as the reading has.
 
     >>> is_of_table(("preble_retries_denied_total", (), [1.0])), is_of_table(("preble_retries_denied_total", (), []))
     (True, False)
