@@ -40,7 +40,7 @@ from gateway_parts.prompts import documentation_lines, train_tokenizer
 from gateway_rate import busy_s
 
 from preble.cli.output import STDOUT, write_json
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.counters import read_counters, total
 from preble.lab.bench.gateway import started_gateway

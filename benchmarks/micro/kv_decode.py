@@ -27,8 +27,8 @@ from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec
 from preble.decisions.settings import SchedulerSettings, make_scheduler
 from preble.emulator.events import _PublishedBatch, wire_events
 from preble.emulator.placeholders import EmulatedMedia
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.kv_events.stream import KvEventStream
 from preble.lab.sim import SimConfig, Simulation
 from preble.lab.sim.gateways import make_cluster_scheduler
 from preble.lab.workloads import WorkloadPlan

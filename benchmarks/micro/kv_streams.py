@@ -25,8 +25,8 @@ import zmq
 import zmq.asyncio
 
 from preble.core.types import ReplicaId
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.kv_events.stream import KvEventStream
 
 STREAMS = (1, 64, 256)
 SETTLE_S, WATCH_S = 5.0, 10.0

@@ -30,8 +30,8 @@ from gateway_parts.prompts import Prompts, question, train_tokenizer
 
 from preble.cli.output import STDOUT, write_json
 from preble.core.placing import scheduler as global_scheduler
-from preble.engines.commands import Command
-from preble.engines.launch import ReplicaProcess
+from preble.engines.starting.commands import Command
+from preble.engines.starting.launch import ReplicaProcess
 from preble.lab.bench.gateway import started_gateway
 
 ROOT = Path(__file__).parents[2]

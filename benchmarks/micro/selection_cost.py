@@ -29,8 +29,8 @@ from picker_cost import CONNECTIONS, START_S, arguments
 
 from preble.cli.output import STDOUT, write_json
 from preble.core.placing import scheduler as global_scheduler
-from preble.engines.commands import Command
-from preble.engines.launch import ReplicaProcess
+from preble.engines.starting.commands import Command
+from preble.engines.starting.launch import ReplicaProcess
 
 TOKENS = (100, 2000)
 WAYS = ("carried", "by ids", "by body")

@@ -24,8 +24,8 @@ import msgspec
 
 from preble.core.costs.model import CostProfile
 from preble.engines import connect
-from preble.engines.commands import CPU_BLOCK_SIZE, SGLANG_PAGE_SIZE, Command, commands_for
-from preble.engines.launch import LaunchOptions, ReplicaProcess
+from preble.engines.starting.commands import CPU_BLOCK_SIZE, SGLANG_PAGE_SIZE, Command, commands_for
+from preble.engines.starting.launch import LaunchOptions, ReplicaProcess
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.gateway import started_gateway
 from preble.lab.bench.load import run_load
@@ -54,7 +54,7 @@ MAX_MODEL_LEN, LONGEST = 3072, 3000
 
 MAX_RUNNING = 16
 MAX_BATCH_TOKENS = 1024
-"""As both engines are started on a CPU (preble.engines.commands)."""
+"""As both engines are started on a CPU (preble.engines.starting.commands)."""
 
 EMULATED_PROFILE = "tiny-cpu"
 BLOCK_SIZES = {"vllm": CPU_BLOCK_SIZE, "sglang": SGLANG_PAGE_SIZE, "emulator": 16}

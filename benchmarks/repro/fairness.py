@@ -46,7 +46,7 @@ from page import filled
 
 from preble.cli.output import STDOUT, write_json
 from preble.core.replica.waiting_queue import QueueOrder
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from preble.integrations.settings import ORDER_VARIABLE
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.load import run_load

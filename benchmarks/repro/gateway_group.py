@@ -30,9 +30,9 @@ import aiohttp
 import msgspec
 from page import filled, markdown
 
-from preble.engines.commands import LaunchOptions
-from preble.engines.launch import Fleet
-from preble.engines.ports import free_ports
+from preble.engines.starting.commands import LaunchOptions
+from preble.engines.starting.launch import Fleet
+from preble.engines.starting.ports import free_ports
 from preble.lab.report import Table
 from preble.logs import configure_logging
 

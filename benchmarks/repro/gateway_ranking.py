@@ -36,7 +36,7 @@ from gateway_ranking_case import (
     known_results,
 )
 
-from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
+from preble.engines.starting.launch import Fleet, LaunchOptions, ReplicaProcess
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.gateway import started_gateway
 from preble.lab.bench.load import run_load

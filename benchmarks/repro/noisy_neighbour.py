@@ -36,8 +36,8 @@ from preble.core.admission.admission import FairAdmission
 from preble.core.admission.fair_queue import QueueSettings
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.types import ReplicaId
-from preble.engines.commands import LaunchOptions
-from preble.engines.launch import Fleet
+from preble.engines.starting.commands import LaunchOptions
+from preble.engines.starting.launch import Fleet
 from preble.gateway.server import serving
 from preble.lab.sim import SimConfig, Simulation
 from preble.lab.workloads import Workload, WorkloadRequest

@@ -34,7 +34,7 @@ from made_by import note
 from page import EVALUATION, NOT_RUN, fill, markdown
 
 from preble.core.costs.model import CostProfile
-from preble.engines.launch import ReplicaProcess
+from preble.engines.starting.launch import ReplicaProcess
 from preble.lab.metrics.estimates import estimate
 from preble.lab.profiling import fit_profile
 from preble.lab.report import Table

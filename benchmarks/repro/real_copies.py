@@ -29,8 +29,8 @@ from made_by import note, values
 from page import fill
 
 from preble.core.costs.model import CostProfile
-from preble.engines.launch import Fleet
-from preble.engines.ports import free_ports
+from preble.engines.starting.launch import Fleet
+from preble.engines.starting.ports import free_ports
 from preble.lab.bench.client import BenchClient
 from preble.lab.bench.gateway import started_gateway
 from preble.lab.bench.load import run_load

@@ -28,8 +28,8 @@ import msgspec
 from page import fill
 
 from preble.config import ReplicaConfig
-from preble.engines.launch import ReplicaProcess
-from preble.engines.ports import free_ports
+from preble.engines.starting.launch import ReplicaProcess
+from preble.engines.starting.ports import free_ports
 
 sys.path.insert(0, str(cpu_engines.ROOT / "tests"))
 from support.gateways import gateway_before, idle

@@ -27,8 +27,8 @@ import aiohttp
 import msgspec
 
 from preble.core.types import TOKEN_BYTES, unpack_tokens
-from preble.engines.commands import commands_for
-from preble.engines.launch import LaunchOptions, ReplicaProcess
+from preble.engines.starting.commands import commands_for
+from preble.engines.starting.launch import LaunchOptions, ReplicaProcess
 from preble.lab.bench.gateway import started_gateway
 from preble.lab.report import Table
 from preble.prompts.tokens.tokenizer import PromptTokenizer

@@ -79,8 +79,8 @@ from preble.core.types.life import TransferFailed as TransferFailed
 from preble.core.types.life import Transferred as Transferred
 from preble.engines.adapter import Engine as Engine
 from preble.engines.adapter import EngineInfo as EngineInfo
-from preble.engines.launch import Fleet as Fleet
-from preble.engines.launch import LaunchOptions as LaunchOptions
+from preble.engines.starting.launch import Fleet as Fleet
+from preble.engines.starting.launch import LaunchOptions as LaunchOptions
 from preble.errors import ConfigError as ConfigError
 from preble.errors import NoReplicaError as NoReplicaError
 from preble.errors import PrebleError as PrebleError

@@ -19,9 +19,9 @@ import aiohttp
 
 from chaos.clients import ADMIN, FLOOD, TENANTS
 from chaos.replica import MODEL
-from preble.engines.commands import Command, LaunchOptions
-from preble.engines.launch import Fleet, ReplicaProcess
-from preble.engines.ports import free_ports
+from preble.engines.starting.commands import Command, LaunchOptions
+from preble.engines.starting.launch import Fleet, ReplicaProcess
+from preble.engines.starting.ports import free_ports
 from support.processes import tree
 from support.waiting import PATIENCE_S
 

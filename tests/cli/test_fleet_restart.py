@@ -14,7 +14,7 @@ from operator import gt
 import aiohttp
 import pytest
 
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 from support.waiting import PATIENCE_S, eventually
 
 REQUESTS, CLIENTS = 400, 12

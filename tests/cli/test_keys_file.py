@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 
 from gateway.fakes import FakeReplica, replicas
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 from support.waiting import eventually
 
 

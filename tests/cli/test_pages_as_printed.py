@@ -24,7 +24,7 @@ from _pytest.mark import ParameterSet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from cli.test_end_to_end import linux_only
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 from support.commands import MARK, Running, marked_processes
 from support.servers import require_server
 from support.waiting import PATIENCE_S

@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 
 from preble.emulator import EmulatorConfig, EmulatorServer
-from preble.engines.ports import free_ports
-from preble.engines.vllm import copy_source
+from preble.engines.starting.ports import free_ports
+from preble.engines.vllm.client import copy_source
 from preble.lab.profiling.link import BYTES_COPIED
 from support.linked import KV_BYTES, linked_profile
 from support.p2p_vllm import p2p_vllm, prompt_tokens, shared_memory

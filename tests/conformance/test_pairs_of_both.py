@@ -13,7 +13,7 @@ import pytest
 
 from preble.config import ReplicaConfig, TimeoutsConfig
 from preble.engines import connect
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from support.gateways import gateway_before, idle, quick_gateway
 from support.own_pair import pair_options
 from support.pairs import NO_TRANSFER, Answer, Pair, pair_of

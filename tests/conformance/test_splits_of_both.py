@@ -21,10 +21,10 @@ from preble.core.types import ReplicaId
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines import connect
 from preble.engines.http import HttpClient
-from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.kv_wire import WireStored
-from preble.engines.ports import free_ports
-from preble.engines.vllm import VllmEngine
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.kv_events.wire import WireStored
+from preble.engines.starting.ports import free_ports
+from preble.engines.vllm.client import VllmEngine
 from preble.lab.profiling.link import LinkMeasuring
 from support.belief import newest_message, raw_events
 from support.gateways import gateway_before, idle

@@ -20,8 +20,8 @@ import zmq.asyncio
 
 from engines.conftest import endpoints_of
 from gateway.fakes import replicas
-from preble.engines.kv_sockets import END_OF_REPLAY, KvEventEndpoints
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.kv_events.sockets import END_OF_REPLAY, KvEventEndpoints
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from support.kv_publisher import ScriptedPublisher, cleared, removed, stored
 from support.questions import VllmReplica, asked, client_of, prompt_of, session
 from support.replicas import (

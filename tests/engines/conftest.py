@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from preble.engines import Engine
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
 from support.questions import Replica, SglangReplica, VllmReplica, asked, client_of
 from support.replicas import RunningReplicas
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from engines.test_http import ANSWER, CHUNKED, FOREVER, Peer, client_of, serving
-from preble.engines.sglang import SglangEngine
+from preble.engines.sglang.client import SglangEngine
 from support.waiting import eventually
 
 

@@ -16,13 +16,14 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from preble.core.types import CacheCleared, ReplicaId, Role
-from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect, vllm
+from preble.engines import Engine, Found, HttpClient, KvEventEndpoints, connect
 from preble.engines.adapter import EngineLoad, PriorityOrder
-from preble.engines.ports import free_ports
 from preble.engines.registry import engine_class
 from preble.engines.reporting import reachable
-from preble.engines.vllm import VllmEngine
-from preble.engines.vllm_answers import read_cache_config
+from preble.engines.starting.ports import free_ports
+from preble.engines.vllm import client as vllm
+from preble.engines.vllm.answers import read_cache_config
+from preble.engines.vllm.client import VllmEngine
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, EngineTimeout, RequestError
 from support.kv_changes import changes_of
 from support.kv_publisher import ScriptedPublisher, stored

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from support.questions import Replica, VllmReplica, prompt_of, session
 from support.waiting import eventually
 

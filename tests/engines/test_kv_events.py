@@ -26,11 +26,11 @@ from preble.core.types import (
     pack_tokens,
     unpack_tokens,
 )
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_intake import LARGE_BYTES, EventIntake
-from preble.engines.kv_sockets import KvEventEndpoints, KvMessage
-from preble.engines.kv_subscription import Subscription
-from preble.engines.kv_wire import WireRemoved, decode_large
+from preble.engines.kv_events.intake import LARGE_BYTES, EventIntake
+from preble.engines.kv_events.sockets import KvEventEndpoints, KvMessage
+from preble.engines.kv_events.stream import KvEventStream
+from preble.engines.kv_events.subscription import Subscription
+from preble.engines.kv_events.wire import WireRemoved, decode_large
 from preble.engines.media_marks import mark_of
 from support.kv_publisher import TOPIC, ScriptedPublisher, cleared, removed, stored
 from support.relay import TcpRelay
@@ -123,7 +123,7 @@ async def test_messages_that_come_together_are_given_at_once() -> None:
 
 
 async def test_what_comes_together_is_applied_in_parts_if_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preble.engines.kv_events.SLICE_S", 0.0)  # ships 0.002 s
+    monkeypatch.setattr("preble.engines.kv_events.stream.SLICE_S", 0.0)  # ships 0.002 s
     async with ScriptedPublisher() as publisher:
         await publisher.publish(stored(1))
         async with following(publisher) as follower:
@@ -565,7 +565,7 @@ async def test_a_message_of_any_size_is_applied_in_order(count: int) -> None:
 async def test_a_thread_decodes_many_small_events_between_two_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM removes block by block, and a pause after each of them costs ten times as much as decoding it."""
     pauses: list[float] = []
-    monkeypatch.setattr("preble.engines.kv_wire.time.sleep", pauses.append)
+    monkeypatch.setattr("preble.engines.kv_events.wire.time.sleep", pauses.append)
     payload = msgspec.msgpack.encode([0.0, [removed(block) for block in range(5_000)], 0])
     [run] = await decode_large(payload, pytest.fail)
     assert isinstance(run, WireRemoved) and len(run.block_hashes) == 5_000

@@ -18,8 +18,8 @@ from preble.core.types import (
     ReplicaId,
     Tier,
 )
-from preble.engines.kv_translation import MAX_SHARED_EARLY, KvTranslation
-from preble.engines.kv_wire import decode_batch
+from preble.engines.kv_events.translation import MAX_SHARED_EARLY, KvTranslation
+from preble.engines.kv_events.wire import decode_batch
 from support.kv_publisher import cleared, removed, stored
 
 REPLICA = ReplicaId("r0")

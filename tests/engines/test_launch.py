@@ -18,12 +18,13 @@ import msgspec
 import pytest
 
 from preble.core.types import Role
-from preble.engines import commands, connect, guard
-from preble.engines.commands import LaunchOptions, commands_for
-from preble.engines.launch import Fleet, ReplicaProcess
-from preble.engines.ports import free_ports
-from preble.engines.programs import find_vllm
-from preble.engines.vllm_answers import TransferConfig
+from preble.engines import connect
+from preble.engines.starting import commands, guard
+from preble.engines.starting.commands import LaunchOptions, commands_for
+from preble.engines.starting.launch import Fleet, ReplicaProcess
+from preble.engines.starting.ports import free_ports
+from preble.engines.starting.programs import find_vllm
+from preble.engines.vllm.answers import TransferConfig
 from preble.errors import ConfigError, EngineGone, EngineTimeout
 from support.pairs import pair_of
 from support.waiting import PATIENCE_S, eventually
@@ -137,7 +138,7 @@ async def test_a_killed_replica_is_noticed_and_can_be_started_again_at_its_addre
 PARENT = """
 import asyncio, signal, sys
 from pathlib import Path
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 
 async def main():
     options = LaunchOptions(engine="vllm", model="healthy", replicas=2, device="cpu",
@@ -174,7 +175,7 @@ async def test_no_replica_outlives_a_parent_that_is_killed(
 @pytest.mark.parametrize(("guard_pid", "status"), [("os.getppid()", 0), ("os.getpid()", -signal.SIGKILL)])
 def test_a_program_whose_guard_was_killed_while_it_started_does_not_start(guard_pid: str, status: int) -> None:
     """It is too late then for the kernel to tell it of the guard's death."""
-    started = f"import os; from preble.engines.guard import prepare_program; prepare_program({guard_pid})"
+    started = f"import os; from preble.engines.starting.guard import prepare_program; prepare_program({guard_pid})"
     assert subprocess.run([sys.executable, "-c", started], check=False).returncode == status
 
 
@@ -444,7 +445,9 @@ def test_free_ports_are_none_that_clients_or_sglang_itself_may_be_given(
     told = tmp_path / "ip_local_port_range"
     if clients is not None:
         told.write_text(clients)
-    monkeypatch.setattr("preble.engines.ports._CLIENT_PORTS", told)  # the system's own, which no test may change
+    monkeypatch.setattr(
+        "preble.engines.starting.ports._CLIENT_PORTS", told
+    )  # the system's own, which no test may change
     for _ in range(200):
         ports = free_ports(4)
         assert min(ports) >= 10_000 and max(ports) < below

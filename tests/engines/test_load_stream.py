@@ -12,8 +12,8 @@ import pytest
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineLoad
-from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.load_stream import MAX_READINGS, LoadStream
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.sglang.load_stream import MAX_READINGS, LoadStream
 from support.kv_publisher import ScriptedPublisher
 from support.waiting import PATIENCE_S, eventually
 

@@ -14,14 +14,15 @@ import pytest
 from engines.test_http import ANSWER, BEGUN, FOREVER, HEAD, Peer, Script, Server, serving
 from preble.core.types import ReplicaId
 from preble.core.types.life import TRANSFERRED
-from preble.engines import pairs, sglang_pairs
+from preble.engines import pairs
 from preble.engines.adapter import Engine
 from preble.engines.http import HttpClient
 from preble.engines.pairs import PairedEngine
-from preble.engines.sglang import SglangEngine
-from preble.engines.sglang_pairs import PairedLegs
-from preble.engines.vllm import VllmEngine
-from preble.engines.vllm_pairs import VllmPair, body_of_source
+from preble.engines.sglang import pairs as sglang_pairs
+from preble.engines.sglang.client import SglangEngine
+from preble.engines.sglang.pairs import PairedLegs
+from preble.engines.vllm.client import VllmEngine
+from preble.engines.vllm.pairs import VllmPair, body_of_source
 from preble.errors import EngineError, EngineFailed, EngineGone, EngineRefused
 from preble.web.client.pool import Ongoing
 from preble.web.messages import HeaderList

@@ -10,7 +10,7 @@ import pytest
 from engines.conftest import OneOf
 from preble.core.types import namespace_of
 from preble.engines import Engine, connect
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
 from preble.errors import EngineGone, EngineRefused
 from support.belief import believing, predicted_and_found
 from support.kv_changes import changes_of

@@ -15,8 +15,8 @@ import pytest
 
 from preble.engines import Engine
 from preble.engines.adapter import EngineLoad
-from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.sglang_bodies import with_request_id
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.sglang.bodies import with_request_id
 from support.arrangements import assert_cores_order
 from support.belief import believing, predicted_and_found
 from support.questions import SglangReplica, asked, completion, prompt_of, read

@@ -9,8 +9,8 @@ import pytest
 
 from engines.test_http import ANSWER, Peer, client_of, serving
 from preble.engines.reporting import RankEngine
-from preble.engines.sglang import SglangEngine
-from preble.engines.sglang_bodies import num_answers, with_adapter, with_request_id, without_stream
+from preble.engines.sglang.bodies import num_answers, with_adapter, with_request_id, without_stream
+from preble.engines.sglang.client import SglangEngine
 
 
 async def answers(peer: Peer, _: int) -> None:

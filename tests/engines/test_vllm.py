@@ -11,8 +11,8 @@ import pytest
 
 from preble.core.types import BlockHash
 from preble.engines import Engine, connect
-from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.kv_wire import WireRemoved, WireStored
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.kv_events.wire import WireRemoved, WireStored
 from preble.errors import RequestError
 from support.belief import believing, newest_message, predicted_and_found, raw_events
 from support.questions import Replica, VllmReplica, asked, completion, prompt_of, read

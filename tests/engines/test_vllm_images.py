@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from preble.config import ReplicaConfig
-from preble.engines.launch import Fleet
 from preble.engines.media_marks import identifier_of
+from preble.engines.starting.launch import Fleet
 from preble.gateway.server import Gateway
 from support.gateways import gateway_before
 from support.images import chat_about, image_part
@@ -85,7 +85,7 @@ async def agrees_with_vllm(http: aiohttp.ClientSession, seeds: Sequence[int]) ->
 async def ids_in_events(fleet: Fleet) -> set[str]:
     """Every identifier of an image that vLLM has named in its events."""
     from preble.engines import connect
-    from preble.engines.kv_wire import WireStored
+    from preble.engines.kv_events.wire import WireStored
     from support.belief import raw_events
 
     server = connect(fleet.urls[0])

@@ -16,11 +16,10 @@ import zmq.asyncio
 from structlog.testing import capture_logs
 
 from preble.core.types import EventsLost, ReplicaId
-from preble.engines import kv_subscription
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints, KvMessage, ReplayUnavailable, replayed
-from preble.engines.kv_subscription import QUEUED_MESSAGES, Subscription
-from preble.engines.zmtp import GREETING, NotZmtp, subscriber
+from preble.engines.kv_events.sockets import KvEventEndpoints, KvMessage, ReplayUnavailable, replayed
+from preble.engines.kv_events.stream import KvEventStream
+from preble.engines.kv_events.subscription import QUEUED_MESSAGES, Subscription
+from preble.engines.kv_events.zmtp import GREETING, NotZmtp, subscriber
 from support.waiting import PATIENCE_S, eventually
 
 MAX_BYTES = 5_000
@@ -177,7 +176,7 @@ async def test_a_publisher_that_begins_to_listen_later_is_asked_for_past_events(
 
 
 async def test_a_stream_says_why_it_gives_a_connection_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_subscription, "MAX_MESSAGE_BYTES", 1_000)  # ships 16 MiB
+    monkeypatch.setattr("preble.engines.kv_events.subscription.MAX_MESSAGE_BYTES", 1_000)  # ships 16 MiB
     with zmq.asyncio.Context() as context, context.socket(zmq.XPUB) as publisher, capture_logs() as logs:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
         stream = KvEventStream(ReplicaId("a"), KvEventEndpoints(f"tcp://127.0.0.1:{port}"))
@@ -216,7 +215,7 @@ async def subscribed_to(peer: Peer) -> AsyncIterator[Subscription]:
 
 
 async def test_a_publisher_that_falls_silent_for_good_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kv_subscription, "_BEAT_S", 0.05)  # ships 5 s
+    monkeypatch.setattr("preble.engines.kv_events.subscription._BEAT_S", 0.05)  # ships 5 s
     async with subscribed_to(peer := Peer(GREETING + READY)) as subscription:
         while not subscription.is_lost():
             assert await subscription.wait(PATIENCE_S)

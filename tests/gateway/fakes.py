@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 
 Behaviour = Callable[["FakeReplica", web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 

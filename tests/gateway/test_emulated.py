@@ -18,7 +18,7 @@ from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import CacheCleared, ReplicaId, Request
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from preble.gateway.server import Gateway
 from preble.profiles import load_profile
 from support.gateways import gateway_before, idle

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from preble.config import HealthConfig, ReplicaConfig
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from support.adapters import make_tiny_lora
 from support.gateways import gateway_before
 from support.own_sglang import own_sglang

@@ -16,7 +16,7 @@ from gateway.conftest import Serve
 from gateway.fakes import replicas
 from preble.config import ReplicaConfig
 from preble.engines.adapter import PriorityOrder
-from preble.engines.launch import Fleet
+from preble.engines.starting.launch import Fleet
 from support.gateways import gateway_before
 from support.questions import Replica, SglangReplica, VllmReplica, prompt_of, session
 from support.replicas import (

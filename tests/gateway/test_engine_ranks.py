@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from preble.config import ParityConfig, ReplicaConfig
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from support.gateways import gateway_before
 from support.own_sglang import own_sglang
 from support.own_vllm import own_vllm

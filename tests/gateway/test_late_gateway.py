@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from preble.engines.launch import Fleet, LaunchOptions
-from preble.engines.ports import free_ports
+from preble.engines.starting.launch import Fleet, LaunchOptions
+from preble.engines.starting.ports import free_ports
 from support.own_sglang import own_sglang
 from support.own_vllm import own_vllm
 from support.replicas import TEST_TIMEOUT_S

@@ -16,9 +16,9 @@ from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec, Request, RequestId, pack_tokens
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_intake import EventIntake
-from preble.engines.kv_sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, KvMessage
+from preble.engines.kv_events.intake import EventIntake
+from preble.engines.kv_events.sockets import MAX_MESSAGE_BYTES, KvEventEndpoints, KvMessage
+from preble.engines.kv_events.stream import KvEventStream
 from support.gateways import PROFILE
 from support.waiting import eventually
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.test_members import AS_ADMIN, FAST, Operator, steady, write
 from preble.config.load import ConfigSources
 from preble.core.types import ReplicaId
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from preble.gateway.server import serving
 from support.dns_server import dns_server
 from support.kubernetes_api import kubernetes_api

@@ -19,7 +19,7 @@ from preble.core.types import ReplicaId, Role, TransferKind
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.roles import RolePages
 from preble.emulator.web import EmulatorRequest
-from preble.engines import sglang_pairs
+from preble.engines.sglang import pairs as sglang_pairs
 from preble.gateway.server import Gateway
 from preble.prompts.endpoints import COMPLETIONS
 from preble.serving.parity.report import ParityOutcome

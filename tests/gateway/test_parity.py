@@ -24,7 +24,7 @@ from preble.cli import cli
 from preble.config import AuthConfig, GatewayConfig, ParityConfig, ReplicaConfig, TokenizerConfig
 from preble.core.types import ReplicaId
 from preble.engines import Engine
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from preble.gateway.server import Gateway, serving
 from preble.prompts.tokens.tokenizer import PromptTokenizer
 from preble.serving.parity.answers import PROSE

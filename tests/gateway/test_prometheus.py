@@ -17,8 +17,8 @@ from gateway.conftest import Serve, Served
 from gateway.fakes import replicas, status
 from gateway.test_tenants import table
 from preble.config import AuthConfig
-from preble.engines.launch import Fleet, LaunchOptions
-from preble.engines.ports import free_ports
+from preble.engines.starting.launch import Fleet, LaunchOptions
+from preble.engines.starting.ports import free_ports
 from support.monitoring import ROOT, generator
 from support.servers import require_server
 from support.waiting import eventually

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from preble.engines.launch import Fleet
+from preble.engines.starting.launch import Fleet
 from support.own_sglang import own_sglang
 from support.replicas import TEST_TIMEOUT_S
 from support.tiers import check_the_hosts_memory

@@ -17,7 +17,7 @@ from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import Placement, ReplicaId, Role
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.emulator.kept import KeptKv, KeptPrompts
-from preble.engines.vllm_answers import TierConfig, TransferConfig
+from preble.engines.vllm.answers import TierConfig, TransferConfig
 from preble.gateway.server import Gateway
 from preble.serving.parity.report import Check, ParityOutcome
 from support.gateways import gateway_before, idle

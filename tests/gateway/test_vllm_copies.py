@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 
 from preble.config import ParityConfig, ReplicaConfig
-from preble.engines.launch import Fleet, ReplicaProcess
-from preble.engines.ports import free_ports
+from preble.engines.starting.launch import Fleet, ReplicaProcess
+from preble.engines.starting.ports import free_ports
 from preble.gateway.server import Gateway
 from support.gateways import gateway_before, idle
 from support.linked import linked_profile

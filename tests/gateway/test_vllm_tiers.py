@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preble.engines.launch import Fleet
+from preble.engines.starting.launch import Fleet
 from support.own_vllm import SUPPORT, own_vllm
 from support.replicas import TEST_TIMEOUT_S
 from support.tiers import PROMPT, WHOLE, cached, check_the_hosts_memory, gateway_to, in_step, loading_profile

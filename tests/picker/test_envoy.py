@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from preble.engines.commands import Command
-from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
-from preble.engines.ports import free_ports
+from preble.engines.starting.commands import Command
+from preble.engines.starting.launch import Fleet, LaunchOptions, ReplicaProcess
+from preble.engines.starting.ports import free_ports
 from support.envoy import running_envoy
 from support.servers import require_server
 from support.waiting import eventually

@@ -32,9 +32,9 @@ from picker.hostile_peer import (
     peers,
     reset,
 )
-from preble.engines.commands import Command
-from preble.engines.launch import ReplicaProcess
-from preble.engines.ports import free_ports
+from preble.engines.starting.commands import Command
+from preble.engines.starting.launch import ReplicaProcess
+from preble.engines.starting.ports import free_ports
 from preble.picker.calls import MOST_CONNECTIONS, MOST_HELD_BYTES
 from preble.picker.envoy import pb
 from preble.picker.http2 import MOST_EARLY_RESETS, MOST_IDLE_FRAMES, MOST_STREAMS

@@ -21,7 +21,7 @@ from preble.core.types import ReplicaId
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines import EngineServer, connect
 from preble.engines.http import HttpClient
-from preble.engines.vllm import VllmEngine
+from preble.engines.vllm.client import VllmEngine
 from preble.errors import ConfigError, EngineProtocolError, EngineRefused, PrebleError
 from preble.lab.profiling import Measurements, fit_profile
 from preble.lab.profiling.measure import Measuring

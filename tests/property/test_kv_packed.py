@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preble.core.types import PackedHashes, unpack_tokens
-from preble.engines.kv_packed import packed_events
-from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, WireRemoved, WireStored, decode_batch
+from preble.engines.kv_events.packed import packed_events
+from preble.engines.kv_events.wire import Malformed, UnknownEvent, WireEvent, WireRemoved, WireStored, decode_batch
 
 SIZE = 2
 unsigned, signed = st.integers(0, 2**64 - 1), st.integers(-(2**63), -(2**31) - 1) | st.integers(0, 2**63 - 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 from support.ray_cluster import RayCluster, ray_cluster
 from support.servers import ROOT
 

@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from preble.config import AuthConfig
-from preble.engines.launch import Fleet, LaunchOptions
+from preble.engines.starting.launch import Fleet, LaunchOptions
 from selection.conftest import Select, Selecting
 from support.waiting import eventually
 

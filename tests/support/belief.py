@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, unpack_tokens
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints, ReplayUnavailable, replayed
-from preble.engines.kv_wire import WireEvent, decode_batch
+from preble.engines.kv_events.sockets import KvEventEndpoints, ReplayUnavailable, replayed
+from preble.engines.kv_events.stream import KvEventStream
+from preble.engines.kv_events.wire import WireEvent, decode_batch
 from support.questions import Replica
 from support.waiting import eventually
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 from support.servers import not_there, require_server
 from support.waiting import eventually
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from preble.engines.commands import Command
-from preble.engines.launch import ReplicaProcess
-from preble.engines.ports import free_ports
+from preble.engines.starting.commands import Command
+from preble.engines.starting.launch import ReplicaProcess
+from preble.engines.starting.ports import free_ports
 from support.servers import ROOT, require_server
 
 CONFIG = ROOT / "deploy" / "helm" / "preble" / "files" / "envoy.yaml"

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from preble.engines.kv_sockets import END_OF_REPLAY, KvEventEndpoints
+from preble.engines.kv_events.sockets import END_OF_REPLAY, KvEventEndpoints
 from support.waiting import PATIENCE_S, eventually
 
 BLOCK_SIZE = 2

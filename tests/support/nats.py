@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 from support.servers import require_server
 from support.waiting import PATIENCE_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from preble.core.types import Role
-from preble.engines.launch import LaunchOptions
+from preble.engines.starting.launch import LaunchOptions
 from support.replicas import SGLANG, options_of_one, require_sglang
 from support.servers import require_server
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from preble.engines.launch import LaunchOptions
+from preble.engines.starting.launch import LaunchOptions
 from support.replicas import SGLANG, options_of_one, require_sglang
 
 

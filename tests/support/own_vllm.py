@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from preble.engines.launch import LaunchOptions
+from preble.engines.starting.launch import LaunchOptions
 from support.replicas import ROOT, SGLANG, VLLM, options_of_one, require_sglang, require_vllm
 
 SUPPORT = ROOT / "tests" / "support"

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from preble.engines.launch import Fleet
+from preble.engines.starting.launch import Fleet
 from support.own_vllm import SUPPORT, own_vllm
 from support.servers import nixl_packages
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from preble.engines.launch import Fleet
+from preble.engines.starting.launch import Fleet
 
 COMPLETIONS = "/v1/completions"
 NO_TRANSFER = {"bootstrap_host": "2.2.2.2", "bootstrap_room": 0}

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from preble.engines.ports import free_ports
+from preble.engines.starting.ports import free_ports
 from support.servers import ROOT, require_server
 
 STARTS_WITHIN_S = 180.0

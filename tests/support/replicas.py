@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
-from preble.engines.launch import Fleet, LaunchOptions, ReplicaProcess
+from preble.engines.starting.launch import Fleet, LaunchOptions, ReplicaProcess
 from support.servers import not_there
 
 ROOT = Path(__file__).resolve().parents[2]

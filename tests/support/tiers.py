@@ -14,8 +14,8 @@ from preble.config import ReplicaConfig
 from preble.core.costs.model import CostModel
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.policies.registry import make_policy
-from preble.engines.kv_events import KvEventStream
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.kv_events.stream import KvEventStream
 from preble.gateway.server import Gateway
 from preble.profiles import load_profile
 from support.belief import newest_message

@@ -429,8 +429,8 @@ RAW_TASKS = {
     "gateway/workers/worker.py:start",
     "integrations/ray/placing.py:start",
     # short: they close, dial, abort or wait a moment
-    "engines/kv_subscription.py:__init__",
-    "engines/sglang.py:_abort_soon",
+    "engines/kv_events/subscription.py:__init__",
+    "engines/sglang/client.py:_abort_soon",
     "gateway/workers/process.py:cover",
     "integrations/ray/placing.py:placer_of",
     "picker/handshakes.py:_enter",

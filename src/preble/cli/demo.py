@@ -19,7 +19,7 @@ from preble.cli.running import reported_waiting, run_cancellable
 from preble.errors import ConfigError
 
 if TYPE_CHECKING:
-    from preble.engines.launch import LaunchOptions
+    from preble.engines.starting.launch import LaunchOptions
     from preble.lab.bench import BenchResult
     from preble.lab.workloads import Workload, WorkloadPlan
 
@@ -158,7 +158,7 @@ async def _run_turns(engine: str, scenario: DemoScenario, plan: WorkloadPlan, ou
 
     Raises: ConfigError, EngineError: a process did not start or did not answer.
     """
-    from preble.engines.launch import Fleet
+    from preble.engines.starting.launch import Fleet
     from preble.lab.bench import BenchRun, BenchSettings
     from preble.lab.bench.gateway import started_gateway
     from preble.lab.bench.run import run_with_progress
@@ -192,7 +192,7 @@ async def _run_turns(engine: str, scenario: DemoScenario, plan: WorkloadPlan, ou
 
 
 def _launch_options(engine: str, scenario: DemoScenario, log_dir: Path) -> LaunchOptions:
-    from preble.engines.launch import LaunchOptions
+    from preble.engines.starting.launch import LaunchOptions
 
     return LaunchOptions(
         engine="vllm" if engine == "vllm" else "emulator",

@@ -21,7 +21,7 @@ from preble.logs import LogLosses, configure_logging
 
 if TYPE_CHECKING:
     from preble.core.types import Role
-    from preble.engines.launch import Fleet, LaunchOptions
+    from preble.engines.starting.launch import Fleet, LaunchOptions
     from preble.gateway.server import Gateway
 
 
@@ -89,7 +89,7 @@ def command(
       preble up --engine emulator --prefill 2 --decode 6
       preble up --engine emulator --transfer p2p
     """
-    from preble.engines.launch import LaunchOptions
+    from preble.engines.starting.launch import LaunchOptions
 
     roles = _roles(prefill, decode)
     if engine == "emulator":
@@ -162,7 +162,7 @@ def _check(flags: Mapping[str, object]) -> None:
 async def _start_and_serve(options: LaunchOptions, flags: Mapping[str, object], log_losses: LogLosses) -> None:
     from preble.config import ReplicaConfig
     from preble.config.load import load
-    from preble.engines.launch import Fleet
+    from preble.engines.starting.launch import Fleet
     from preble.gateway.server import serving
 
     plural = "" if options.replicas == 1 else "s"
@@ -192,7 +192,7 @@ def _on_signal(stop: asyncio.Event, gateway: Gateway) -> None:
 @asynccontextmanager
 async def _kept_running(fleet: Fleet, ready_timeout_s: float) -> AsyncIterator[None]:
     """Start a replica that ends again, within the context; the gateway goes on with the others meanwhile."""
-    from preble.engines.launch import keep_running
+    from preble.engines.starting.launch import keep_running
 
     async with asyncio.TaskGroup() as tasks:
         watches = [tasks.create_task(keep_running(replica, ready_timeout_s, _say)) for replica in fleet.replicas]

@@ -16,7 +16,7 @@ from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheClear
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.placeholders import EmulatedMedia, Keys
 from preble.emulator.tiers import Change
-from preble.engines.kv_sockets import END_OF_REPLAY
+from preble.engines.kv_events.sockets import END_OF_REPLAY
 from preble.errors import ConfigError
 
 BUFFER_STEPS = 10_000

@@ -13,7 +13,7 @@ from preble.engines.adapter import ModelNames as ModelNames
 from preble.engines.awaited import AwaitedAnswer as AwaitedAnswer
 from preble.engines.http import HttpClient as HttpClient
 from preble.engines.http import HttpTimeouts as HttpTimeouts
-from preble.engines.kv_sockets import KvEventEndpoints as KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints as KvEventEndpoints
 from preble.engines.server import EngineServer as EngineServer
 from preble.engines.server import Found as Found
 from preble.engines.server import connect as connect

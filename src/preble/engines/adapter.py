@@ -17,7 +17,7 @@ from typing import NamedTuple
 from preble.core.types import KvEvent, ReplicaId, ReplicaSpec
 from preble.engines.awaited import AwaitedAnswer
 from preble.engines.http import HttpClient
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
 from preble.errors import EngineRefused
 from preble.web.client.pool import Ongoing, Receiver
 

@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 from preble.engines.adapter import Engine
 from preble.engines.openai import OpenAIEngine
-from preble.engines.sglang import SglangEngine
-from preble.engines.vllm import VllmEngine
+from preble.engines.sglang.client import SglangEngine
+from preble.engines.vllm.client import VllmEngine
 from preble.errors import ConfigError
 from preble.plugins.classes import installed, load_class
 

@@ -10,8 +10,8 @@ import structlog
 from preble.core.types import ReplicaId
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, ModelNames
 from preble.engines.http import HttpClient
-from preble.engines.kv_events import KvEventStream, Take
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.kv_events.stream import KvEventStream, Take
 from preble.engines.openai import OpenAIEngine
 from preble.errors import ConfigError, EngineProtocolError
 from preble.web.client.pool import Ongoing, Receiver

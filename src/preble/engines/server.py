@@ -10,7 +10,7 @@ import structlog
 from preble.core.types import ReplicaId, ReplicaSpec, Role
 from preble.engines.adapter import Engine, EngineInfo
 from preble.engines.http import HttpClient, HttpTimeouts
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
 from preble.engines.openai import OpenAIEngine, is_gateway
 from preble.engines.registry import AUTO, engine_class, engine_classes
 from preble.errors import EngineRefused

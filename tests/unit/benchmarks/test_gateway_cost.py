@@ -15,7 +15,7 @@ import pytest
 
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, unpack_tokens
 from preble.engines.http import HttpClient
-from preble.engines.vllm import VllmEngine
+from preble.engines.vllm.client import VllmEngine
 from preble.prompts.endpoints import COMPLETIONS
 from support.kv_changes import changes_of
 from support.scripts import script

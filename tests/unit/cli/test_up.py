@@ -6,8 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from preble.cli.running import reported_waiting
-from preble.engines.commands import Command
-from preble.engines.launch import ReplicaProcess, keep_running
+from preble.engines.starting.commands import Command
+from preble.engines.starting.launch import ReplicaProcess, keep_running
 from preble.errors import EngineGone
 from support.virtual_time import VirtualTimeLoop
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import aiohttp
 
-from preble.engines.commands import Command
-from preble.engines.launch import ReplicaProcess
+from preble.engines.starting.commands import Command
+from preble.engines.starting.launch import ReplicaProcess
 from preble.errors import EngineTimeout
 
 JOIN_TIMEOUT_S = 300.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from preble.engines import AwaitedAnswer, Engine
-from preble.engines.vllm import copy_source
+from preble.engines.vllm.client import copy_source
 from preble.errors import EngineError, EngineProtocolError
 from preble.lab.bench.completion_stream import CompletionEvent, StreamUsage, completion_body, server_sent_data
 

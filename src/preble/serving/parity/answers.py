@@ -11,7 +11,7 @@ from msgspec import Struct
 from preble.core.types import TOKEN_BYTES, PackedTokens, unpack_tokens
 from preble.engines.adapter import Engine
 from preble.engines.awaited import AwaitedAnswer
-from preble.engines.vllm import copy_source
+from preble.engines.vllm.client import copy_source
 from preble.errors import EngineProtocolError, EngineRefused
 from preble.prompts.endpoints import COMPLETIONS
 from preble.prompts.endpoints.answers import decoded_answer

@@ -1,7 +1,7 @@
 """Where a replica publishes its KV events: connecting there, and asking the publisher for past ones.
 
 The publisher numbers its messages from 0 with each start, keeps the last ones, and repeats them on request. The live
-stream has a connection of its own (`kv_subscription`).
+stream has a connection of its own (`subscription`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from preble.background import Backoff
-from preble.engines.zmtp import GREETING, NotZmtp, ZmtpPeer, dealer
+from preble.engines.kv_events.zmtp import GREETING, NotZmtp, ZmtpPeer, dealer
 from preble.errors import ConfigError
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024

@@ -15,7 +15,7 @@ from typing import cast
 from weakref import WeakKeyDictionary
 
 from preble.background import Backoff
-from preble.engines.kv_sockets import (
+from preble.engines.kv_events.sockets import (
     CANNOT_CONNECT,
     MAX_MESSAGE_BYTES,
     RECONNECT_MAX_S,
@@ -25,7 +25,7 @@ from preble.engines.kv_sockets import (
     connected,
     message_of,
 )
-from preble.engines.zmtp import GREETING, PING, NotZmtp, subscriber
+from preble.engines.kv_events.zmtp import GREETING, PING, NotZmtp, subscriber
 
 QUEUED_MESSAGES = 1024
 """Messages that wait for us before we read no more; then they wait with the publisher. Reading goes on at the half."""

@@ -20,12 +20,12 @@ from preble.core.types import ReplicaSpec, Role
 from preble.engines.adapter import Engine, EngineInfo, EngineLoad, PriorityOrder
 from preble.engines.http import HttpClient
 from preble.engines.json_fields import add_fields_before
-from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.load_stream import LoadStream
+from preble.engines.kv_events.sockets import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine, bracketed
-from preble.engines.sglang_bodies import GENERATING_PATHS, num_answers, with_adapter, with_request_id
-from preble.engines.sglang_pairs import SglangPair
+from preble.engines.sglang.bodies import GENERATING_PATHS, num_answers, with_adapter, with_request_id
+from preble.engines.sglang.load_stream import LoadStream
+from preble.engines.sglang.pairs import SglangPair
 from preble.errors import EngineError
 from preble.web.client.pool import Ongoing, Receiver
 

@@ -14,10 +14,10 @@ from uuid import uuid4
 from preble.core.types import ReplicaSpec
 from preble.engines.adapter import Engine, EngineInfo, PriorityOrder
 from preble.engines.http import HttpAnswer, HttpClient
-from preble.engines.kv_sockets import KvEventEndpoints
+from preble.engines.kv_events.sockets import KvEventEndpoints
 from preble.engines.openai import adapters_among, roots_of, served_models
 from preble.engines.reporting import ReportingEngine
-from preble.engines.vllm_answers import (
+from preble.engines.vllm.answers import (
     TransferConfig,
     VersionAnswer,
     VllmConfig,
@@ -25,7 +25,7 @@ from preble.engines.vllm_answers import (
     VllmServerInfo,
     read_cache_config,
 )
-from preble.engines.vllm_pairs import NIXL, VllmPair, lease_s, may_split
+from preble.engines.vllm.pairs import NIXL, VllmPair, lease_s, may_split
 from preble.errors import EngineError, EngineProtocolError, EngineTimeout
 
 EMULATED_HEADER = b"x-preble-emulated"

@@ -11,10 +11,10 @@ from itertools import groupby, pairwise
 import structlog
 
 from preble.core.types import BlocksDemoted, BlocksEvicted, CacheCleared, KvEvent, ReplicaId, Tier
-from preble.engines.kv_packed import decode, is_fast
-from preble.engines.kv_sockets import KvMessage
-from preble.engines.kv_translation import KvTranslation
-from preble.engines.kv_wire import Malformed, UnknownEvent, WireEvent, decode_large
+from preble.engines.kv_events.packed import decode, is_fast
+from preble.engines.kv_events.sockets import KvMessage
+from preble.engines.kv_events.translation import KvTranslation
+from preble.engines.kv_events.wire import Malformed, UnknownEvent, WireEvent, decode_large
 
 REMEMBERED_MESSAGES = 16_384
 """Numbers whose payload we can still recognise; more than a publisher keeps by default."""
@@ -119,7 +119,7 @@ class EventIntake:
         self.counters = KvEventCounters()
         self._translation = KvTranslation(replica_id, reset_keeps_host=reset_keeps_host)
         self._said: set[str] = set()
-        self._log = structlog.get_logger("preble.engines.kv_events").bind(replica=replica_id)
+        self._log = structlog.get_logger("preble.engines.kv_events.stream").bind(replica=replica_id)
 
     def start_over(self, *, is_past: bool = False) -> CacheCleared:
         """Forget everything. `is_past`: the engine will report it again; the blocks are not gone."""

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from preble.core.types import EventsLost, KvEvent, ReplicaId
-from preble.engines.kv_intake import NOTHING_YET, SLICE_S, EventIntake, KvEventCounters, MessageOrder, TimeSlice
-from preble.engines.kv_sockets import KvEventEndpoints, KvMessage, ReplayUnavailable, replayed
-from preble.engines.kv_subscription import Subscription
+from preble.engines.kv_events.intake import NOTHING_YET, SLICE_S, EventIntake, KvEventCounters, MessageOrder, TimeSlice
+from preble.engines.kv_events.sockets import KvEventEndpoints, KvMessage, ReplayUnavailable, replayed
+from preble.engines.kv_events.subscription import Subscription
 
 LONGEST_IDLE_CHECK_S = 640.0
 """Between two checks of a stream that stays silent."""

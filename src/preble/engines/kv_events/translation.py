@@ -29,7 +29,7 @@ from preble.core.types import (
     namespace_of,
     pack_tokens,
 )
-from preble.engines.kv_wire import WireCleared, WireEvent, WireRemoved, WireStored
+from preble.engines.kv_events.wire import WireCleared, WireEvent, WireRemoved, WireStored
 from preble.engines.media_marks import mark_of, run_start
 
 MAX_BLOCKS = 8_000_000

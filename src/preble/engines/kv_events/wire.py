@@ -23,7 +23,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 if TYPE_CHECKING:
     Hashes = list[BlockHash] | PackedHashes
     TokenIds = list[int] | PackedTokens
-else:  # msgspec makes lists, `kv_packed` the other
+else:  # msgspec makes lists, `packed` the other
     Hashes = list[BlockHash]
     TokenIds = list[TokenId]
 

@@ -1,8 +1,8 @@
 """KV events in one pass from their bytes to packed token ids and hashes, where this module is compiled.
 
-`kv_wire` makes a Python object of each token id and each hash, which takes ten times as long. Here a message is read
+`wire` makes a Python object of each token id and each hash, which takes ten times as long. Here a message is read
 only if all its events are as vLLM and SGLang nearly always send them: maps, about blocks in the GPU's memory that were
-hashed by their tokens alone. `kv_wire` reads everything else and all that is malformed: it alone says what is allowed.
+hashed by their tokens alone. `wire` reads everything else and all that is malformed: it alone says what is allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from librt.strings import BytesWriter, read_i64_be, read_i64_le, write_i32_le, write_i64_le
 
 from preble.core.types import HASH_BYTES, TOKEN_BYTES, PackedHashes, PackedTokens
-from preble.engines.kv_wire import (
+from preble.engines.kv_events.wire import (
     Malformed,
     UnknownEvent,
     WireCleared,
@@ -39,7 +39,7 @@ _STR8: Final = 0xD9
 
 
 def is_fast() -> bool:
-    """Return whether this is faster than `kv_wire`: compiled, and on a machine whose bytes are in the order that it
+    """Return whether this is faster than `wire`: compiled, and on a machine whose bytes are in the order that it
     packs.
     """
     return not __file__.endswith(".py") and sys.byteorder == "little"
@@ -60,7 +60,7 @@ def packed_events(payload: bytes) -> list[WireEvent] | None:
 
 
 class _Unusual(Exception):
-    """Something that `kv_wire` has to look at."""
+    """Something that `wire` has to look at."""
 
 
 class _PackedMessage:

@@ -21,9 +21,9 @@ from typing import IO
 from preble import background
 from preble.background import Backoff
 from preble.core.types import ReplicaId
-from preble.engines import guard
-from preble.engines.commands import Command, LaunchOptions, commands_for
 from preble.engines.http import HttpClient, HttpTimeouts
+from preble.engines.starting import guard
+from preble.engines.starting.commands import Command, LaunchOptions, commands_for
 from preble.errors import ConfigError, EngineError, EngineGone, EngineTimeout
 
 __all__ = ["Fleet", "LaunchOptions", "ReplicaProcess"]

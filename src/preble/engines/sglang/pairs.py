@@ -14,7 +14,7 @@ from preble.core.types.life import TRANSFER_FAILED, TRANSFERRED
 from preble.engines.json_fields import add_fields_before
 from preble.engines.pairs import PairedEngine
 from preble.engines.reporting import RANK_HEADER
-from preble.engines.sglang_bodies import GENERATING_PATHS, num_answers, without_stream
+from preble.engines.sglang.bodies import GENERATING_PATHS, num_answers, without_stream
 from preble.errors import EngineError, EngineFailed, EngineRefused, RequestError
 from preble.web.client.pool import Ongoing, Receiver
 from preble.web.messages import HeaderList

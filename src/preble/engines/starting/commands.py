@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from preble.core.types import Role
-from preble.engines.gpus import num_ranks, num_workers, shared_out, visible_gpus
-from preble.engines.ports import free_ports
-from preble.engines.programs import find_sglang, find_vllm, own_vllm
-from preble.engines.transfer_flags import OWN_NIXL, TransferWay, transfer_config
+from preble.engines.starting.gpus import num_ranks, num_workers, shared_out, visible_gpus
+from preble.engines.starting.ports import free_ports
+from preble.engines.starting.programs import find_sglang, find_vllm, own_vllm
+from preble.engines.starting.transfer_flags import OWN_NIXL, TransferWay, transfer_config
 from preble.errors import ConfigError
 
 CPU_BLOCK_SIZE = 32

@@ -17,8 +17,8 @@ from msgspec import Meta
 
 from preble.core.types import ReplicaId
 from preble.engines.adapter import EngineLoad
-from preble.engines.kv_sockets import KvEventEndpoints
-from preble.engines.kv_subscription import Subscription
+from preble.engines.kv_events.sockets import KvEventEndpoints
+from preble.engines.kv_events.subscription import Subscription
 
 TICK_S = 0.25
 """How often we look at most. An engine pushes after every prefill batch, which a gauge need not show, and waking up for

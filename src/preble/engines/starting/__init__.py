@@ -1,0 +1,1 @@
+"""Engines on this machine: started, waited for, and stopped."""
