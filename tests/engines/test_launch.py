@@ -445,9 +445,7 @@ def test_free_ports_are_none_that_clients_or_sglang_itself_may_be_given(
     told = tmp_path / "ip_local_port_range"
     if clients is not None:
         told.write_text(clients)
-    monkeypatch.setattr(
-        "preble.engines.starting.ports._CLIENT_PORTS", told
-    )  # the system's own, which no test may change
+    monkeypatch.setattr("preble.engines.starting.ports._CLIENT_PORTS", told)  # no test may change the system's own
     for _ in range(200):
         ports = free_ports(4)
         assert min(ports) >= 10_000 and max(ports) < below
