@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,8 +15,8 @@ import pytest
 
 from preble.config import ParityConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
-from preble.core.types import Placement, ReplicaId, Role
-from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.core.types import KV_LEASE_S, Placement, ReplicaId, Role
+from preble.emulator import EmulatorConfig, EmulatorServer, sources
 from preble.emulator.kept import KeptKv, KeptPrompts
 from preble.engines.vllm.answers import TierConfig, TransferConfig
 from preble.gateway.server import Gateway
@@ -214,6 +215,28 @@ async def test_a_prompt_of_another_length_is_never_fetched(tmp_path: Path, monke
     async with splitting(tmp_path) as split:
         await split.ask()
         assert split.computed == (WHOLE + 5, WHOLE + 5)
+
+
+async def test_what_a_dead_target_never_fetches_counts_on_its_source_as_long_as_it_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with splitting(tmp_path) as split:
+
+        async def breaks(_: object) -> None:
+            for connection in list(split.target._http.connections):
+                connection.transport.abort()
+
+        monkeypatch.setattr(sources, "_ask_for_kept", breaks)
+        began = asyncio.get_running_loop().time()
+        answer = await split.ask()
+        assert (await split.ask(url=split.source.url))["choices"] == answer["choices"]
+        scheduler = split.gateway.serving.scheduler
+        source = ReplicaId(split.source.url)
+        kept = split.source.engine.scheduler.num_used_blocks * BLOCK
+        assert kept == WHOLE, "the emulated source waits for the target"
+        lasting = scheduler._in_flight._tracker._lasting
+        assert max(use.until for use in lasting) >= began + KV_LEASE_S
+        assert scheduler.snapshot().replicas[source].in_use_tokens == WHOLE + 5
 
 
 async def test_the_client_that_leaves_leaves_nothing(tmp_path: Path) -> None:

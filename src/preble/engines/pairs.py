@@ -26,6 +26,8 @@ class PairedEngine(Engine):
         self.takes_cache_salt, self.takes_ids = decode.takes_cache_salt, decode.takes_ids
         self.report: Callable[[Transferred | TransferFailed], None] | None = None
         """Hears what becomes of the transfer. Set by who follows the placement."""
+        self.kept_until = 0.0
+        """Until when, by the event loop's clock, `prefill` keeps the prompt if `decode` never fetches it."""
         self._on_loss: Callable[[EngineError], None] | None = None
         self._loss: EngineError | None = None
 
@@ -56,6 +58,10 @@ class PairedEngine(Engine):
     def _tell_loss(self) -> None:
         if self._on_loss is not None and self._loss is not None:
             self._on_loss(self._loss)
+
+    def kept_s(self) -> float:
+        """Return for how long `prefill` still keeps the prompt for `decode`, which will not fetch it any more."""
+        return max(self.kept_until - asyncio.get_running_loop().time(), 0.0)
 
     def tell(self, fact: Transferred | TransferFailed) -> None:
         """Report what has become of the transfer."""

@@ -19,9 +19,10 @@ import structlog
 
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import TOKEN_BYTES, PackedTokens, Request, Role, Transfer, TransferKind, unpack_tokens
-from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, FirstToken, Transferred
+from preble.core.types.life import TRANSFER_FAILED, Ended, Fact, FirstToken, TransferFailed, Transferred
 from preble.engines.http import HttpClient
 from preble.engines.media_marks import FIRST_MARK
+from preble.engines.pairs import PairedEngine
 from preble.errors import EngineError, RequestError
 from preble.serving.parity.answers import copy_prefix
 from preble.serving.placed import LocalPlaced
@@ -90,9 +91,7 @@ class Copies:
                 self._placements.listen(self, FirstToken, Ended)
             self._under_way[placed] = _copied(placed)
             await asyncio.sleep(0)  # relays begin outside of any task, in which `asyncio.timeout` is none
-            has_come = await self._copy(placed, transfer)
-            overtaken = self._under_way[placed] is None
-            placed.report(Transferred(overtaken) if has_come else TRANSFER_FAILED)
+            placed.report(await self._copy(placed, transfer))
         except BaseException as error:
             placed.end(error)  # nobody gets it to end it
             raise
@@ -102,28 +101,31 @@ class Copies:
                 self._placements.leave(self)
         return placed
 
-    async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> bool:
+    async def _copy(self, placed: LocalPlaced, transfer: Transfer) -> Transferred | TransferFailed:
         source, target = self._replicas.get(transfer.source), self._replicas.get(placed.placement.replica_id)
         if source is None or target is None or target.engine is not placed.engine or source.engine.kv_peer is None:
-            return False
+            return TRANSFER_FAILED
         prefix = _prefix(placed.request, placed.placement.matched_tokens)
         salt = placed.terms.caller.cache_salt(None)
         if prefix is None or self._replicas.of_model(placed.terms.model).namespace(salt) != placed.request.namespace:
-            return False
-        cached, began = 0, asyncio.get_running_loop().time()
+            return TRANSFER_FAILED
+        engine = placed.engine.paired(source.engine) or placed.engine
+        cached, kept_s, began = 0, 0.0, asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(longest_wait_s(transfer.seconds, placed.placement.predicted_ttft_p98_s)):
-                cached = await copy_prefix(placed.engine, placed.model, prefix, source.engine, salt) or 0
+                cached = await copy_prefix(engine, placed.model, prefix, source.engine, salt) or 0
         except (EngineError, RequestError, TimeoutError) as error:
             reason = str(error) or "it took too long"
+            if isinstance(engine, PairedEngine) and isinstance(error, EngineError):
+                kept_s = engine.kept_s()
         else:
             reason = f"{cached} of {placed.placement.matched_tokens} tokens were cached then"
-        missing = placed.placement.matched_tokens - cached
-        if missing <= 0 and self._under_way[placed] is not None:
+        missing, overtaken = placed.placement.matched_tokens - cached, self._under_way[placed] is None
+        if missing <= 0 and not overtaken:
             source.failed_copies = target.failed_copies = 0
         elif missing >= transfer.tokens:
             self._failed(source, target, began, reason)
-        return missing <= 0
+        return Transferred(overtaken) if missing <= 0 else TransferFailed(kept_s=kept_s)
 
     def _failed(self, source: LiveReplica, target: LiveReplica, began: float, reason: str) -> None:
         """Nothing was copied. Leave out the one of both that fails most, once that is too often: mostly the target."""

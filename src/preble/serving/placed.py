@@ -121,11 +121,15 @@ class Placed(ABC):
         if isinstance(fact, Progress):
             self.progress = fact
             return
+        if isinstance(fact, FirstToken) and isinstance(self.engine, PairedEngine):
+            self.engine.kept_until = 0.0  # it was fetched
         if isinstance(fact, Ended):
             self._has_ended = True
             self._carrier = None  # it refers to this placement: only a full collection would free the cycle
+            kept_s = 0.0
             if isinstance(self.engine, PairedEngine):
                 self.engine.report = None
+                kept_s = self.engine.kept_s()
             if fact.output_tokens is None:
                 progress = self.progress
                 fact = Ended(
@@ -138,6 +142,8 @@ class Placed(ABC):
                     fact.failed or self.engine.failed_leg,
                 )
             self.blamed = fact.failed or self.placement.replica_id
+            if kept_s and fact.outcome.blames_replica and not fact.failed:
+                self._take(TransferFailed(kept_s=kept_s))
         self._take(fact)
 
     def end(self, error: BaseException | None = None, *, status: int = 200, retry_after_s: float = 0.0) -> None:

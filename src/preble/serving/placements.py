@@ -72,7 +72,7 @@ class SchedulerTimer:
         elif isinstance(fact, Transferred):
             self._scheduler.on_transferred(request_id, now)
         elif isinstance(fact, TransferFailed):
-            self._scheduler.on_transfer_failed(request_id, now)
+            self._scheduler.on_transfer_failed(request_id, now, kept_s=fact.kept_s)
         self.arm()
 
     def arm(self) -> None:

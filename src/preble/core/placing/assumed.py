@@ -55,7 +55,7 @@ class AssumedRequests:
         if isinstance(fact, Transferred):
             self._in_flight.transferred(entry, now)
         elif isinstance(fact, TransferFailed):
-            self._in_flight.transfer_failed(entry, now)
+            self._in_flight.transfer_failed(entry, now, fact.kept_s)
         elif isinstance(fact, FirstToken):
             self._in_flight.first_token(entry, now, seen=False)
         else:

@@ -5,7 +5,7 @@ Theory of operation
 `PrefixIndex` is the structure; the `CacheTracker` decides what goes in and out of it. There are two kinds of replicas.
 
 *With KV events*, a stored or evicted block changes the index at once. Reports come late, so a request keeps its prompt
-in use until its reports must have come: from `place` to its end, and `report_grace_s` longer (a `PendingReport`).
+in use until its reports must have come: from `place` to its end, and `report_grace_s` longer (a `LastingUse`).
 The replica may cache blocks that were stored before anybody listened, and whose events nobody can have any more. Two
 things show them. An answer with more `cached_tokens` than expected: that much of the prompt counts as cached. And a
 stored event with an unknown parent: if its tokens continue a prompt that was just served there, it is located by that
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final
 
@@ -66,8 +67,10 @@ _SERVED: Final = 16
 """Prompts placed last on a replica with KV events, among which an event with an unknown parent is looked for."""
 
 
-class PendingReport:
-    """A finished request whose prompt stays in use until the replica's reports must have arrived."""
+class LastingUse:
+    """A finished request whose prompt stays in use: until the replica's reports must have arrived, or for as long as
+    the replica keeps it for another one.
+    """
 
     __slots__ = ("leaf", "replica", "until")
 
@@ -76,12 +79,15 @@ class PendingReport:
         self.replica = replica
         self.leaf = leaf
 
+    def __lt__(self, other: LastingUse) -> bool:
+        return self.until < other.until
+
 
 class CacheTracker:
     """What each replica caches, by replica index. The settings are those of `GlobalScheduler`.
 
-    `num_unindexed`: prompts and reports for which the budget had no room. `next_timer`: when a pending report is
-    overdue, or the age of estimates is to be checked; infinity if never.
+    `num_unindexed`: prompts and reports for which the budget had no room. `next_timer`: when a lasting use
+    ends, or the age of estimates is to be checked; infinity if never.
     """
 
     def __init__(
@@ -101,7 +107,8 @@ class CacheTracker:
         self._report_grace_s = report_grace_s
         self._belief_ttl_s = belief_ttl_s
         self._budget_bytes = sys.maxsize if index_budget_bytes is None else index_budget_bytes
-        self._pending_reports: deque[PendingReport] = deque()
+        self._lasting: list[LastingUse] = []
+        """A heap: the first one ends first."""
         self._reports: dict[ReplicaIndex, HitReports] = {}
         self._served: dict[ReplicaIndex, deque[tuple[Node, int]]] = {}
         self._check_age_at = inf
@@ -120,7 +127,7 @@ class CacheTracker:
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget the replica. Nothing in flight or in the window may refer to it any more."""
-        self._forget_reports(replica)
+        self._forget_lasting(replica)
         self._lost_events.discard(replica)
         self._estimated &= ~(1 << replica)
         del self._reports[replica], self._served[replica]
@@ -199,16 +206,23 @@ class CacheTracker:
             self._evict_over_capacity(replica, now)
         return True
 
-    def end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
-        """The request is over. If its work was done, its prompt stays in use until the reports must have come."""
-        if work_done and not self._estimated >> entry.replica & 1:
-            self._pending_reports.append(PendingReport(now + self._report_grace_s, entry.replica, entry.leaf))
-            if len(self._pending_reports) == 1:
-                self._find_next()
+    def end(self, entry: InFlightRequest, now: float, *, work_done: bool, kept_s: float = 0.0) -> None:
+        """The request is over. If its work was done, its prompt stays in use until the reports must have come.
+
+        `kept_s`: for so long the replica itself keeps it for another one.
+        """
+        reports = work_done and not self._estimated >> entry.replica & 1
+        self.release(entry.replica, entry.leaf, now + max(kept_s, self._report_grace_s if reports else 0.0), now)
+
+    def release(self, replica: ReplicaIndex, leaf: Node, until: float, now: float) -> None:
+        """Let a prompt be in use no longer, from `until` on."""
+        if until > now:
+            heappush(self._lasting, LastingUse(until, replica, leaf))
+            self._find_next()
         else:
-            self._index.release(entry.replica, entry.leaf)
-            if self._index.caches[entry.replica].is_crowded:
-                self._evict_over_capacity(entry.replica, now)
+            self._index.release(replica, leaf)
+            if self._index.caches[replica].is_crowded:
+                self._evict_over_capacity(replica, now)
 
     # -- what replicas report -----------------------------------------------------------------------------------------
 
@@ -274,10 +288,10 @@ class CacheTracker:
         `engine_only`: but for what is in the host's memory.
         """
         if not is_past:
-            for report in self._pending_reports:
-                if report.replica == replica:
-                    self._index.release(replica, report.leaf)
-            self._forget_reports(replica)
+            for use in self._lasting:
+                if use.replica == replica:
+                    self._index.release(replica, use.leaf)
+            self._forget_lasting(replica)
         self._index.clear(replica, now)
         host = self._tiers.of(replica).get(Tier.HOST)
         if host is not None and not engine_only:
@@ -328,9 +342,9 @@ class CacheTracker:
                 self._index.forget_use(replica, leaf)
         if now >= self._cluster.speeds.next_update:
             self._cluster.speeds.update(now)
-        while self._pending_reports and self._pending_reports[0].until <= now:
-            report = self._pending_reports.popleft()
-            self._index.release(report.replica, report.leaf)
+        while self._lasting and self._lasting[0].until <= now:
+            use = heappop(self._lasting)
+            self.release(use.replica, use.leaf, now, now)
             self._find_next()
 
     def expire_old(self, now: float) -> None:
@@ -345,9 +359,9 @@ class CacheTracker:
         self._check_age_at = next_s if estimated else inf
         self._find_next()
 
-    def pending_reports(self) -> list[tuple[ReplicaIndex, Node]]:
-        """(replica index, leaf) of each request that is over and whose reports are still awaited; for tests."""
-        return [(report.replica, report.leaf) for report in self._pending_reports]
+    def lasting_uses(self) -> list[tuple[ReplicaIndex, Node]]:
+        """(replica index, leaf) of each request that is over and whose prompt is still in use; for tests."""
+        return [(use.replica, use.leaf) for use in self._lasting]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -361,12 +375,13 @@ class CacheTracker:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
             self._find_next()
 
-    def _forget_reports(self, replica: ReplicaIndex) -> None:
-        self._pending_reports = deque(report for report in self._pending_reports if report.replica != replica)
+    def _forget_lasting(self, replica: ReplicaIndex) -> None:
+        self._lasting = [use for use in self._lasting if use.replica != replica]
+        heapify(self._lasting)
         self._find_next()
 
     def _find_next(self) -> None:
-        self.next_timer = min(self._pending_reports[0].until if self._pending_reports else inf, self._check_age_at)
+        self.next_timer = min(self._lasting[0].until if self._lasting else inf, self._check_age_at)
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
         if self._estimated >> replica & 1:

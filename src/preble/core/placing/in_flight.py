@@ -114,8 +114,11 @@ class InFlightTable:
                 self._timing.copied(entry.transfer.undisturbed_tokens, now - entry.placed_at, now)
             self._end_transfer(entry, now, work_done=True)
 
-    def transfer_failed(self, entry: InFlightRequest, now: float) -> None:
-        """What was to be sent does not arrive: the replica computes it. Changes nothing where nothing is on its way."""
+    def transfer_failed(self, entry: InFlightRequest, now: float, kept_s: float = 0.0) -> None:
+        """What was to be sent does not arrive: the replica computes it. Changes nothing where nothing is on its way.
+
+        `kept_s`: for how long the source keeps it all the same.
+        """
         transfer = entry.transfer
         if transfer is None:
             return
@@ -124,7 +127,7 @@ class InFlightTable:
             num_tokens = entry.window_entry.num_prompt_tokens
             self._note_standstill(entry.replica, transfer.missed_tokens, num_tokens - transfer.missed_tokens, now)
         self._window.correct(entry.window_entry, transfer.prefill_s)
-        self._end_transfer(entry, now, work_done=False)
+        self._end_transfer(entry, now, work_done=kept_s > 0.0, kept_s=kept_s)
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool = True) -> None:
         """The prompt is computed; further calls change nothing. `seen`: by its first token; else the end implies it."""
@@ -200,7 +203,7 @@ class InFlightTable:
         legs = [entry.transfer.leg for entry in requests if entry.transfer is not None]
         self._replicas.check(requests, [leg for leg in legs if leg is not None])
         in_use = [(request.replica, request.leaf) for request in requests]
-        in_use += self._tracker.pending_reports()
+        in_use += self._tracker.lasting_uses()
         transfers = [(request, request.transfer) for request in requests if request.transfer is not None]
         in_use += [(transfer.source, transfer.leaf) for _, transfer in transfers]
         self._cluster.links.check([(transfer.source, request.replica) for request, transfer in transfers])
@@ -244,12 +247,12 @@ class InFlightTable:
         self._note_standstill(source, num_tokens - cached, cached, now)
         return leg
 
-    def _end_leg(self, leg: InFlightRequest, now: float, *, work_done: bool) -> None:
+    def _end_leg(self, leg: InFlightRequest, now: float, *, work_done: bool, kept_s: float) -> None:
         self._replicas.end_leg(leg)
         if work_done:
             self._timing.first_token(leg, now, seen=False)
             self._tracker.computed(leg, now)
-        self._tracker.end(leg, now, work_done=work_done)
+        self._tracker.end(leg, now, work_done=work_done, kept_s=kept_s)
         if work_done and self._replicas.prefilling >> leg.replica & 1:
             return  # the window has the work of each pool
         # The window has the request on its own replica.
@@ -262,16 +265,16 @@ class InFlightTable:
         seconds, even_s = (model.standstill_s(new_tokens, cached_tokens, n) for n in (numbers[replica], mean))
         self._cluster.standstill.note(replica, seconds, even_s, now)
 
-    def _end_transfer(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
-        """Release what a transfer holds on its source and on the links, if there is one."""
+    def _end_transfer(self, entry: InFlightRequest, now: float, *, work_done: bool, kept_s: float = 0.0) -> None:
+        """Release what a transfer holds on the links, and on its source `kept_s` later, if there is one."""
         transfer = entry.transfer
         if transfer is not None:
             entry.transfer = None
             self._cluster.links.end(transfer.source, entry.replica)
             if transfer.leg is not None:
-                self._end_leg(transfer.leg, now, work_done=work_done)
+                self._end_leg(transfer.leg, now, work_done=work_done, kept_s=kept_s)
             else:
-                self._index.release(transfer.source, transfer.leaf)
+                self._tracker.release(transfer.source, transfer.leaf, now + kept_s, now)
 
     def _end(self, entry: InFlightRequest, now: float, *, work_done: bool) -> None:
         """Release what the request holds. Its load stays in the window if its work was done."""

@@ -59,7 +59,7 @@ from preble.core.types.events import (
     TransfersAllowed,
     TrustChanged,
 )
-from preble.core.types.life import FIRST_TOKEN, TRANSFER_FAILED, TRANSFERRED, Ended, Moved
+from preble.core.types.life import FIRST_TOKEN, TRANSFER_FAILED, TRANSFERRED, Ended, Moved, TransferFailed
 from preble.errors import NoReplicaError, PolicyError, PrebleError, PromptTooLong, UnknownRequest
 
 
@@ -282,10 +282,14 @@ class GlobalScheduler:
         self._in_flight.transferred(self._in_flight.entries[request_id], now)
         self._tell(Reported(request_id, TRANSFERRED), now)
 
-    def on_transfer_failed(self, request_id: RequestId, now: float) -> None:
-        """The placement's transfer has failed, so its replica computes all that it lacks. Else as `on_transferred`."""
-        self._in_flight.transfer_failed(self._in_flight.entries[request_id], now)
-        self._tell(Reported(request_id, TRANSFER_FAILED), now)
+    def on_transfer_failed(self, request_id: RequestId, now: float, *, kept_s: float = 0.0) -> None:
+        """The placement's transfer has failed, so its replica computes all that it lacks. Else as `on_transferred`.
+
+        `kept_s`: for so long the source has no other use for its memory: it has computed the prompt, and nobody has
+        fetched it.
+        """
+        self._in_flight.transfer_failed(self._in_flight.entries[request_id], now, kept_s)
+        self._tell(Reported(request_id, TransferFailed(kept_s=kept_s) if kept_s else TRANSFER_FAILED), now)
 
     def on_first_token(self, request_id: RequestId, now: float) -> None:
         """The first output token has arrived, so the prompt is computed. Further calls change nothing.

@@ -87,9 +87,13 @@ class Transferred(Fact, frozen=True, tag="transferred"):
 
 
 class TransferFailed(Fact, frozen=True, tag="transfer_failed"):
-    """What another replica was to send does not arrive: the replica computes it too. `failed`: whom that blames."""
+    """What another replica was to send does not arrive: the replica computes it too.
+
+    `failed`: whom that blames. `kept_s`: for how long the other one still keeps it for whoever fetches it.
+    """
 
     failed: ReplicaId | None = None
+    kept_s: Seconds = 0.0
 
 
 class Progress(Fact, frozen=True, tag="progress"):

@@ -234,6 +234,7 @@ class _LegsInTurn:
             self._give_up(reason, is_busy=self._status in (429, 503))
             return
         self._leave_source()
+        self._pair.kept_until = asyncio.get_running_loop().time() + lease_s(self._pair.prefill)
         self._decode(add_fields_before(self._body, {"kv_transfer_params": params}))
 
     def failed(self, error: EngineError) -> None:

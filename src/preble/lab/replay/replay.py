@@ -176,7 +176,7 @@ def report(
     elif isinstance(fact, Transferred):
         scheduler.on_transferred(request_id, now)
     elif isinstance(fact, TransferFailed):
-        scheduler.on_transfer_failed(request_id, now)
+        scheduler.on_transfer_failed(request_id, now, kept_s=fact.kept_s)
     elif isinstance(fact, FirstToken):
         scheduler.on_first_token(request_id, now)
     else:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from preble.core.types import TOKEN_BYTES, PackedTokens, unpack_tokens
 from preble.engines.adapter import Engine
 from preble.engines.awaited import AwaitedAnswer
+from preble.engines.pairs import PairedEngine
 from preble.engines.vllm.client import copy_source
 from preble.errors import EngineProtocolError, EngineRefused
 from preble.prompts.endpoints import COMPLETIONS
@@ -130,21 +131,21 @@ async def copy_prefix(
     engine: Engine, model: str, prefix: PackedTokens, source: Engine, salt: str | None = None
 ) -> int | None:
     """Have a replica copy a prefix, all tokens but the last. Returns how many it has cached then, None if it does not
-    say. Where the two split requests, this is a split with one token out. Raises: EngineError: among others, `source`
-    sends no KV now."""
+    say. Where the two split requests, `engine` is both, and this is a split with one token out. Raises: EngineError:
+    among others, `source` sends no KV now."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": list(unpack_tokens(prefix)),
         "max_tokens": 1,
         "temperature": 0,
     }
-    if (pair := engine.paired(source)) is None:
+    if not isinstance(engine, PairedEngine):
         if source.kv_peer is None or source.rests_until > asyncio.get_running_loop().time():
             raise EngineRefused(f"{source.url} sends no KV now")
         body["kv_transfer_params"] = copy_source(source.kv_peer)
     if salt is not None:
         body["cache_salt"] = salt
-    usage = COMPLETIONS.usage(await completed(pair or engine, msgspec.json.encode(body)))
+    usage = COMPLETIONS.usage(await completed(engine, msgspec.json.encode(body)))
     return None if usage is None else usage.cached_tokens
 
 

@@ -184,6 +184,15 @@ def test_after_a_failed_copy_the_replica_computes_all_of_it() -> None:
     assert waiting_s(made, B) == 0.0
 
 
+def test_what_was_to_be_copied_is_in_use_for_as_long_as_its_source_keeps_it() -> None:
+    made, _ = busy_with_a_copy()
+    made.on_transfer_failed(Q, 0.05, kept_s=2.0)
+    assert made.snapshot().replicas[A].in_use_tokens == 5000 + 1000
+    made.on_timer(2.06)
+    assert made.snapshot().replicas[A].in_use_tokens == 5000
+    made.check()
+
+
 def test_a_first_token_or_an_end_ends_a_copy_too() -> None:
     for report in (lambda made: made.on_first_token(Q, 1.0), lambda made: made.on_finish(Q, 0, 1.0)):
         made, _ = busy_with_a_copy()

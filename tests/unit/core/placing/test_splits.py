@@ -12,6 +12,7 @@ from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
     BlocksStored,
+    CacheCleared,
     PeerId,
     Placement,
     ReplicaId,
@@ -191,6 +192,33 @@ def test_after_a_failed_split_the_target_computes_the_prompt() -> None:
     made.check()
     assert waiting_s(made, A) == 0.0 and waiting_s(made, B) == pytest.approx(1.0)
     assert in_use(made, A) == 0
+
+
+@pytest.mark.parametrize("reports_events", [False, True])
+def test_what_nobody_fetches_is_in_use_on_its_source_until_the_lease_ends(reports_events: bool) -> None:
+    made, _ = split(reports_events=reports_events)
+    made.on_timer(1.1)
+    made.on_transfer_failed(Q, 1.1, kept_s=20.0)
+    made.on_finish(Q, 0, 1.1)
+    made.check()
+    assert in_use(made, A) == 1000 and waiting_s(made, A) == 0.0, "it is computed, and takes room"
+    assert in_use(made, B) == 10 * 20, "the other one is not asked any more"
+    assert made.next_timer() is not None
+    made.on_timer(21.0)
+    assert in_use(made, A) == 1000
+    made.on_timer(21.2)
+    made.check()
+    assert in_use(made, A) == 0
+
+
+def test_a_replica_that_leaves_or_begins_anew_keeps_nothing_for_anybody() -> None:
+    for ends in (lambda made: made.remove_replica(A, 2.0), lambda made: made.on_evicted(CacheCleared(A), 2.0)):
+        made, _ = split()
+        made.on_transfer_failed(Q, 1.1, kept_s=20.0)
+        made.on_finish(Q, 0, 1.1)
+        ends(made)
+        made.check()
+        assert not made._in_flight._tracker.lasting_uses()
 
 
 @pytest.mark.parametrize(
