@@ -25,8 +25,8 @@ import zmq
 
 from preble.core.types import BlocksStored, KvEvent, ReplicaId, ReplicaSpec
 from preble.decisions.settings import SchedulerSettings, make_scheduler
-from preble.emulator.events import _PublishedBatch, wire_events
-from preble.emulator.placeholders import EmulatedMedia
+from preble.emulator.answers.placeholders import EmulatedMedia
+from preble.emulator.kv.events import _PublishedBatch, wire_events
 from preble.engines.kv_events.sockets import KvEventEndpoints
 from preble.engines.kv_events.stream import KvEventStream
 from preble.lab.sim import SimConfig, Simulation

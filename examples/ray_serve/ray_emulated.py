@@ -15,13 +15,13 @@ from ray.serve.config import RequestRouterConfig
 from preble import background
 from preble.core.costs.model import CostModel
 from preble.core.types import pack_tokens
+from preble.emulator.answers.placeholders import EmulatedMedia
+from preble.emulator.answers.tokenizer import load_tokenizer
 from preble.emulator.app import EmulatorApp
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.engine import EmulatedEngine
-from preble.emulator.events import KvEventPublisher
 from preble.emulator.generation import Prompt
-from preble.emulator.placeholders import EmulatedMedia
-from preble.emulator.tokenizer import load_tokenizer
+from preble.emulator.kv.events import KvEventPublisher
 from preble.emulator.web import EmulatorRequest
 from preble.integrations.ray.direct import Asgi, reported
 from preble.integrations.ray.placing import PlacerState, placer_states

@@ -20,7 +20,7 @@ import aiohttp
 
 from chaos.replica import MODEL
 from preble.core.types import pack_tokens
-from preble.emulator.tokenizer import EmulatedTokenizer
+from preble.emulator.answers.tokenizer import EmulatedTokenizer
 
 TENANTS = ("alice", "bob", "carol")
 FLOOD, ADMIN = "flood", "admin"

@@ -14,7 +14,7 @@ from chaos.clients import Clients, Cut, Questions
 from chaos.faults import Faults
 from chaos.fleet import KEYS, TINY_MODEL, Cluster, emulated, real_vllm
 from chaos.script import KINDS, steps
-from preble.emulator.tokenizer import load_tokenizer
+from preble.emulator.answers.tokenizer import load_tokenizer
 from support.waiting import eventually
 
 SAMPLES = 120

@@ -14,7 +14,7 @@ from chaos.__main__ import rows, table
 from chaos.clients import TENANTS, Clients, Questions
 from chaos.run import Plan, Result, run
 from chaos.script import KINDS
-from preble.emulator.tokenizer import BuiltinTokenizer
+from preble.emulator.answers.tokenizer import BuiltinTokenizer
 
 ROOT = Path(__file__).parents[2]
 EMULATED = "chaos-0"

@@ -15,8 +15,8 @@ import zmq.asyncio
 
 from preble.core.types import BlocksEvicted, BlocksStored, CacheCleared, KvEvent, ReplicaId, namespace_of, pack_tokens
 from preble.emulator import EmulatorConfig, EmulatorServer
-from preble.emulator.events import KvEventPublisher, wire_events
-from preble.emulator.placeholders import EmulatedMedia
+from preble.emulator.answers.placeholders import EmulatedMedia
+from preble.emulator.kv.events import KvEventPublisher, wire_events
 from preble.engines import connect
 from preble.errors import ConfigError
 from support.kv_changes import changes_of

@@ -15,9 +15,10 @@ import pytest
 
 from preble.core.costs.model import CostModel
 from preble.core.types import Role
-from preble.emulator import EmulatorConfig, EmulatorServer, rooms
-from preble.emulator.decoding import SharedRoom
-from preble.emulator.rooms import PairFailed, Prefill, Wanted
+from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator.pairs import rooms
+from preble.emulator.pairs.decoding import SharedRoom
+from preble.emulator.pairs.rooms import PairFailed, Prefill, Wanted
 from preble.profiles import load_profile
 from support.linked import KV_BYTES, linked_profile
 from support.pairs import NO_TRANSFER, Pair

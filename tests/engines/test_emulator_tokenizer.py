@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from preble.emulator.tokenizer import EMULATED_TEXT, BuiltinTokenizer, FileTokenizer, load_tokenizer
+from preble.emulator.answers.tokenizer import EMULATED_TEXT, BuiltinTokenizer, FileTokenizer, load_tokenizer
 from preble.errors import ConfigError, RequestError
 from preble.prompts.endpoints.bodies import ChatBody
 

@@ -18,7 +18,7 @@ from preble.config import AuthConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId, TransferKind
 from preble.decisions.recent import Decision
 from preble.emulator import EmulatorConfig, EmulatorServer
-from preble.emulator.p2p_tier import KvSource, SharedId
+from preble.emulator.kv.p2p_tier import KvSource, SharedId
 from preble.engines import Engine
 from preble.gateway.server import Gateway
 from preble.profiles import load_profile, profile_json

@@ -17,7 +17,7 @@ import pytest
 from preble.config import AuthConfig, HealthConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
 from preble.core.types import ReplicaId, Role, TransferKind
 from preble.emulator import EmulatorConfig, EmulatorServer
-from preble.emulator.roles import RolePages
+from preble.emulator.pairs.roles import RolePages
 from preble.emulator.web import EmulatorRequest
 from preble.engines.sglang import pairs as sglang_pairs
 from preble.gateway.server import Gateway

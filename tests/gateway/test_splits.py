@@ -16,8 +16,9 @@ import pytest
 from preble.config import ParityConfig, ReplicaConfig
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import KV_LEASE_S, Placement, ReplicaId, Role
-from preble.emulator import EmulatorConfig, EmulatorServer, sources
-from preble.emulator.kept import KeptKv, KeptPrompts
+from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator.kv import sources
+from preble.emulator.kv.kept import KeptKv, KeptPrompts
 from preble.engines.vllm.answers import TierConfig, TransferConfig
 from preble.gateway.server import Gateway
 from preble.serving.parity.report import Check, ParityOutcome

@@ -18,8 +18,8 @@ from preble.cli import cli
 from preble.core.costs.model import CostModel
 from preble.core.types import ReplicaSpec, Role
 from preble.emulator import EmulatorConfig, EmulatorServer
+from preble.emulator.kv.p2p_tier import KvSource
 from preble.emulator.metrics import MetricsPage
-from preble.emulator.p2p_tier import KvSource
 from preble.engines import EngineInfo, connect
 from preble.errors import ConfigError, EngineProtocolError
 from preble.lab.profiling.link import CopyTimes, LinkMeasurements, LinkMeasuring, with_link

@@ -14,7 +14,7 @@ from preble.config import GatewayConfig, ParityConfig, ReplicaConfig
 from preble.core.types import ReplicaId
 from preble.core.types.life import Ended, Outcome
 from preble.emulator import EmulatorConfig, EmulatorServer
-from preble.emulator.p2p_tier import KvSource
+from preble.emulator.kv.p2p_tier import KvSource
 from preble.prompts.endpoints import COMPLETIONS
 from preble.serving import FrontEnd, Placed, Serving
 from support.linked import linked_profile

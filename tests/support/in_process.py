@@ -16,7 +16,7 @@ from preble.core.types import ReplicaId, ReplicaSpec, pack_tokens
 from preble.emulator.config import EmulatorConfig
 from preble.emulator.engine import EmulatedEngine
 from preble.emulator.generation import Prompt
-from preble.emulator.p2p_tier import KvTransfer
+from preble.emulator.kv.p2p_tier import KvTransfer
 from preble.engines import EngineInfo
 
 KV_TOKENS, LONGEST = 16_384, 3000

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from preble.core.replica.prefix_cache import PrefixCache, hash_blocks
 from preble.core.types import TOKEN_BYTES, PackedTokens, ReplicaId, pack_tokens
 from preble.emulator import EmulatorConfig
-from preble.emulator.events import KvEventPublisher
+from preble.emulator.kv.events import KvEventPublisher
 from preble.prompts.tokens.tokenizer import PromptTokenizer
 
 BLOCK_SIZE = 16

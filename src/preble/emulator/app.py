@@ -10,19 +10,19 @@ import msgspec
 import structlog
 
 import preble
+from preble.emulator.answers.placeholders import EmulatedMedia
+from preble.emulator.answers.protocol import AdapterBody, DetokenizeBody, TokenizeBody, decode_body
+from preble.emulator.answers.tokenizer import EmulatedTokenizer
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
-from preble.emulator.events import KvEventPublisher, event_source
 from preble.emulator.generating import Generating, Models
-from preble.emulator.kept import KEPT_PATH, KeptKv, KeptName, address_in
+from preble.emulator.kv.events import KvEventPublisher, event_source
+from preble.emulator.kv.kept import KEPT_PATH, KeptKv, KeptName, address_in
+from preble.emulator.kv.p2p_tier import BLOCKS_PATH
 from preble.emulator.metrics import MetricsPage
-from preble.emulator.p2p_tier import BLOCKS_PATH
-from preble.emulator.placeholders import EmulatedMedia
-from preble.emulator.protocol import AdapterBody, DetokenizeBody, TokenizeBody, decode_body
-from preble.emulator.roles import OWNER, RolePages
-from preble.emulator.rooms import DEFAULT_BOOTSTRAP_PORT, Prefill
-from preble.emulator.tokenizer import EmulatedTokenizer
+from preble.emulator.pairs.decoding import Decode
+from preble.emulator.pairs.roles import OWNER, RolePages
+from preble.emulator.pairs.rooms import DEFAULT_BOOTSTRAP_PORT, Prefill
 from preble.emulator.web import EmulatorRequest
 from preble.errors import RequestError, UnknownModel
 from preble.prompts.endpoints import ErrorForm, ErrorStyle, error_form

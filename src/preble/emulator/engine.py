@@ -14,13 +14,13 @@ from zlib import crc32
 from preble.core.costs.model import CostModel
 from preble.core.replica.scheduler import Batch, LocalScheduler
 from preble.core.types import TOKEN_BYTES, BlockHash, ReplicaId, Request, RequestId, Tier, pack_tokens
+from preble.emulator.answers.tokenizer import EmulatedTokenizer
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.events import KvEventPublisher
 from preble.emulator.generation import Generation, Piece, Prompt
-from preble.emulator.kept import KeptPrompts
-from preble.emulator.p2p_tier import KvSource, PeerTier, SharedId, num_cached_blocks
-from preble.emulator.tiers import EmulatedTiers
-from preble.emulator.tokenizer import EmulatedTokenizer
+from preble.emulator.kv.events import KvEventPublisher
+from preble.emulator.kv.kept import KeptPrompts
+from preble.emulator.kv.p2p_tier import KvSource, PeerTier, SharedId, num_cached_blocks
+from preble.emulator.kv.tiers import EmulatedTiers
 from preble.errors import PromptTooLong, RequestError
 
 

@@ -17,16 +17,11 @@ from uuid import uuid4
 import msgspec
 
 from preble.core.types import PackedTokens, pack_tokens, unpack_tokens
-from preble.emulator.answers import DONE, Answer, Chat, Completion
-from preble.emulator.config import EmulatorConfig
-from preble.emulator.content import Content, content_of
-from preble.emulator.decoding import Decode
-from preble.emulator.engine import EmulatedEngine
-from preble.emulator.events import own_namespace
-from preble.emulator.generation import Generation, Prompt
-from preble.emulator.other_answers import Generated, GeneratedTokens, MessageAnswer, Response
-from preble.emulator.placeholders import STAND_IN, EmulatedMedia
-from preble.emulator.protocol import (
+from preble.emulator.answers.content import Content, content_of
+from preble.emulator.answers.forms import DONE, Answer, Chat, Completion
+from preble.emulator.answers.other_forms import Generated, GeneratedTokens, MessageAnswer, Response
+from preble.emulator.answers.placeholders import STAND_IN, EmulatedMedia
+from preble.emulator.answers.protocol import (
     PAIR_FIELDS,
     EmbeddingBody,
     EmulatedChat,
@@ -38,9 +33,14 @@ from preble.emulator.protocol import (
     decode_object,
     server_sent,
 )
-from preble.emulator.rooms import PairFailed, Prefill
-from preble.emulator.sources import keep, with_kv
-from preble.emulator.tokenizer import EmulatedTokenizer
+from preble.emulator.answers.tokenizer import EmulatedTokenizer
+from preble.emulator.config import EmulatorConfig
+from preble.emulator.engine import EmulatedEngine
+from preble.emulator.generation import Generation, Prompt
+from preble.emulator.kv.events import own_namespace
+from preble.emulator.kv.sources import keep, with_kv
+from preble.emulator.pairs.decoding import Decode
+from preble.emulator.pairs.rooms import PairFailed, Prefill
 from preble.emulator.web import EmulatorRequest
 from preble.engines.media_marks import with_stand_ins
 from preble.errors import RequestError, UnknownModel

@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
-from preble.emulator.rooms import Prefill
+from preble.emulator.pairs.decoding import Decode
+from preble.emulator.pairs.rooms import Prefill
 
 _LABELS = ("model_name", "engine")
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)

@@ -10,14 +10,14 @@ from typing import Self
 
 from preble.core.costs.model import CostModel
 from preble.core.types import Role
+from preble.emulator.answers.placeholders import EmulatedMedia
+from preble.emulator.answers.tokenizer import load_tokenizer
 from preble.emulator.app import EmulatorApp
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
-from preble.emulator.events import KvEventPublisher
-from preble.emulator.placeholders import EmulatedMedia
-from preble.emulator.rooms import DEFAULT_BOOTSTRAP_PORT, Prefill
-from preble.emulator.tokenizer import load_tokenizer
+from preble.emulator.kv.events import KvEventPublisher
+from preble.emulator.pairs.decoding import Decode
+from preble.emulator.pairs.rooms import DEFAULT_BOOTSTRAP_PORT, Prefill
 from preble.errors import ConfigError
 from preble.profiles import load_profile
 from preble.web.server.listening import listen, url_of

@@ -10,7 +10,7 @@ import pytest
 from preble.core.replica.scheduler import LocalScheduler
 from preble.core.types import KV_LEASE_S, PART_OF_LEASE, ReplicaId, Request, RequestId, pack_tokens
 from preble.emulator import EmulatorConfig
-from preble.emulator.kept import KeptPrompts
+from preble.emulator.kv.kept import KeptPrompts
 from preble.engines.vllm.answers import TierConfig
 from preble.lab.sim import Failure, FailureKind, SimConfig, SimLinks, SimResult, Simulation
 from preble.lab.workloads import Segment, Workload, WorkloadRequest

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from preble.emulator.answers.protocol import server_sent
 from preble.emulator.generation import Generation, Piece
-from preble.emulator.protocol import server_sent
 
 DONE = b"data: [DONE]\n\n"
 LOGPROB = -0.5

@@ -23,9 +23,9 @@ import msgspec
 
 from preble.core.costs.model import CostModel
 from preble.core.types import TOKEN_BYTES, Request, RequestId
+from preble.emulator.answers.protocol import PairedBody
 from preble.emulator.engine import EmulatedEngine
 from preble.emulator.generation import Generation, Prompt
-from preble.emulator.protocol import PairedBody
 from preble.errors import RequestError
 
 NO_TRANSFER = "2.2.2.2"

@@ -9,10 +9,10 @@ import msgspec
 
 from preble.core.types import Role
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.decoding import Decode
 from preble.emulator.engine import EmulatedEngine
-from preble.emulator.events import KvEventPublisher
-from preble.emulator.rooms import ROOMS_PATH, PairFailed, Prefill, Wanted
+from preble.emulator.kv.events import KvEventPublisher
+from preble.emulator.pairs.decoding import Decode
+from preble.emulator.pairs.rooms import ROOMS_PATH, PairFailed, Prefill, Wanted
 from preble.emulator.web import EmulatorRequest
 
 OWNER = "sglang"

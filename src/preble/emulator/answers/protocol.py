@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw
 
 from preble.core.types import PackedTokens
-from preble.emulator.p2p_tier import KvTransfer
+from preble.emulator.kv.p2p_tier import KvTransfer
 from preble.errors import RequestError
 from preble.prompts.endpoints import bodies
 from preble.prompts.endpoints.shared_fields import has_value

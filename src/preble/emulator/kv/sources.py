@@ -18,8 +18,8 @@ import msgspec
 from preble.core.types import TOKEN_BYTES, ReplicaId, Request, RequestId
 from preble.emulator.engine import EmulatedEngine
 from preble.emulator.generation import Prompt
-from preble.emulator.kept import KEPT_PATH, KeptKv, KeptName, address_in
-from preble.emulator.p2p_tier import KvTransfer, num_cached_blocks
+from preble.emulator.kv.kept import KEPT_PATH, KeptKv, KeptName, address_in
+from preble.emulator.kv.p2p_tier import KvTransfer, num_cached_blocks
 from preble.engines.http import HttpClient
 from preble.errors import EngineError
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from preble.emulator.answers import DONE, Answer, Tally, call_id
+from preble.emulator.answers.forms import DONE, Answer, Tally, call_id
+from preble.emulator.answers.protocol import server_sent
 from preble.emulator.generation import Piece
-from preble.emulator.protocol import server_sent
 
 
 def named(name: str, /, **data: Any) -> bytes:

@@ -13,9 +13,9 @@ import zmq
 import zmq.asyncio
 
 from preble.core.types import BlockHash, BlocksEvicted, BlocksStored, CacheCleared, KvEvent, Tier, unpack_tokens
+from preble.emulator.answers.placeholders import EmulatedMedia, Keys
 from preble.emulator.config import EmulatorConfig
-from preble.emulator.placeholders import EmulatedMedia, Keys
-from preble.emulator.tiers import Change
+from preble.emulator.kv.tiers import Change
 from preble.engines.kv_events.sockets import END_OF_REPLAY
 from preble.errors import ConfigError
 

@@ -13,11 +13,21 @@ import msgspec
 
 from preble.core.replica.prefix_cache import hash_blocks
 from preble.core.types import ReplicaId
+from preble.emulator.answers.protocol import PairedBody
 from preble.emulator.engine import EmulatedEngine
 from preble.emulator.generation import Generation, Prompt
-from preble.emulator.p2p_tier import num_cached_blocks
-from preble.emulator.protocol import PairedBody
-from preble.emulator.rooms import NO_TRANSFER, ROOMS_PATH, WAITS_S, Address, PairFailed, Sent, Wanted, addresses, failed
+from preble.emulator.kv.p2p_tier import num_cached_blocks
+from preble.emulator.pairs.rooms import (
+    NO_TRANSFER,
+    ROOMS_PATH,
+    WAITS_S,
+    Address,
+    PairFailed,
+    Sent,
+    Wanted,
+    addresses,
+    failed,
+)
 from preble.engines.http import HttpClient, HttpTimeouts
 from preble.errors import EngineError
 

@@ -1,0 +1,1 @@
+"""KV of an emulated replica: what it reports, keeps elsewhere, and gets from others."""

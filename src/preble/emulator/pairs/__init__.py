@@ -1,0 +1,1 @@
+"""Emulated replicas of fixed roles: one computes a prompt, another one decodes its answer."""
