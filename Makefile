@@ -55,9 +55,10 @@ UNNAMED := fastokens
 # They only compute, so they run beside the engines, which leave CPU time over.
 COMPUTING := tests/docs tests/property tests/unit/lab
 BESIDE_LOG := build/test-beside-engines.log
-# Tests of our own code and processes: a file at a time on each core. What starts processes of others keeps the machine to
-# itself.
-OTHERS := vllm or sglang or envoy or ray or clients
+# Tests of our own code and processes: a file at a time on each core. Those that start processes of others come after them,
+# in two runs beside each other: an engine that starts uses one core alone.
+ENGINES := vllm or sglang
+OTHERS := $(ENGINES) or envoy or ray or clients
 ON_ALL_CORES := -n auto --dist loadfile
 CHAOS_ARGS ?=
 COMPILED ?= yes
@@ -178,12 +179,13 @@ test: ## Everything that CI checks: lint, types, docs, all tests, real engines a
 	  $(BIN)/pytest --durations=20 $(ON_ALL_CORES) -m 'not ($(OTHERS))' $(addprefix --ignore=,$(COMPUTING)) || status=$$?; \
 	  mkdir -p build; $(MAKE) --no-print-directory test-beside-engines > $(BESIDE_LOG) 2>&1 & beside=$$!; \
 	  trap 'kill $$beside 2>/dev/null || true' EXIT; \
-	  $(BIN)/pytest --durations=20 -m '$(OTHERS)' || status=$$?; \
+	  $(BIN)/pytest --durations=20 -m '$(ENGINES)' || status=$$?; \
 	  wait $$beside || status=$$?; cat $(BESIDE_LOG); exit $$status)
 
 test-beside-engines:
 	@status=0; $(MAKE) --no-print-directory test-native || status=$$?; \
-	  $(BIN)/pytest --durations=20 -m 'not ($(OTHERS))' $(COMPUTING) || status=$$?; exit $$status
+	  $(BIN)/pytest --durations=20 -m 'not ($(OTHERS))' $(COMPUTING) || status=$$?; \
+	  $(BIN)/pytest --durations=20 -m '($(OTHERS)) and not ($(ENGINES))' || status=$$?; exit $$status
 
 test-kubernetes: $(DEV) ## Test discovery and leases against the cluster of KUBECONFIG, in a namespace of their own
 	@[ -n "$(KUBECONFIG)" ] || { echo "make: say which cluster: make test-kubernetes KUBECONFIG=FILE" >&2; exit 2; }
