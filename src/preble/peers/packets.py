@@ -15,7 +15,7 @@ from msgspec import Meta
 from preble.core.types import TOKEN_BYTES, PeerId
 from preble.core.types.life import Ended, FirstToken, TransferFailed, Transferred
 
-VERSION = 5
+VERSION = 6
 MAX_PACKET_BYTES = 1024 * 1024
 """The default limit of a NATS server."""
 Name = Annotated[str, Meta(min_length=1, max_length=512)]

@@ -21,7 +21,7 @@ from preble import background
 logger = logging.getLogger("ray.serve.preble")
 
 NAMESPACE = "serve"
-VERSION = 4
+VERSION = 5
 """Of the hub's calls and of the reports of replicas. Processes of another version have another hub; see `hub_name`."""
 MOST_WAITING = 10_000
 """Packets for one listener; the oldest go first."""

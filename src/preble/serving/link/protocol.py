@@ -19,7 +19,7 @@ from preble.errors import PrebleError
 from preble.serving.telemetry.numbers import Reading
 from preble.serving.terms import MonotonicSeconds, Terms
 
-VERSION = 15
+VERSION = 16
 
 
 class Message(Struct, array_like=True):
