@@ -93,7 +93,7 @@ class Followed:
             replica.load_s,
             state.num_index_tokens,
             self._scheduler.matched_tokens(REPLICA, self._request),
-            len(self._scheduler._tracker.lasting_uses()),
+            len(self._scheduler._tracker.kept_uses()),
         )
 
 

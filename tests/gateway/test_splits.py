@@ -235,8 +235,8 @@ async def test_what_a_dead_target_never_fetches_counts_on_its_source_as_long_as_
         source = ReplicaId(split.source.url)
         kept = split.source.engine.scheduler.num_used_blocks * BLOCK
         assert kept == WHOLE, "the emulated source waits for the target"
-        lasting = scheduler._in_flight._tracker._lasting
-        assert max(use.until for use in lasting) >= began + KV_LEASE_S
+        uses = scheduler._in_flight._tracker._kept
+        assert max(use.until for use in uses) >= began + KV_LEASE_S
         assert scheduler.snapshot().replicas[source].in_use_tokens == WHOLE + 5
 
 

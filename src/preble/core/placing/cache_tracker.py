@@ -5,7 +5,7 @@ Theory of operation
 `PrefixIndex` is the structure; the `CacheTracker` decides what goes in and out of it. There are two kinds of replicas.
 
 *With KV events*, a stored or evicted block changes the index at once. Reports come late, so a request keeps its prompt
-in use until its reports must have come: from `place` to its end, and `report_grace_s` longer (a `LastingUse`).
+in use until its reports must have come: from `place` to its end, and `report_grace_s` longer (a `KeptUse`).
 The replica may cache blocks that were stored before anybody listened, and whose events nobody can have any more. Two
 things show them. An answer with more `cached_tokens` than expected: that much of the prompt counts as cached. And a
 stored event with an unknown parent: if its tokens continue a prompt that was just served there, it is located by that
@@ -67,7 +67,7 @@ _SERVED: Final = 16
 """Prompts placed last on a replica with KV events, among which an event with an unknown parent is looked for."""
 
 
-class LastingUse:
+class KeptUse:
     """A finished request whose prompt stays in use: until the replica's reports must have arrived, or for as long as
     the replica keeps it for another one.
     """
@@ -79,14 +79,14 @@ class LastingUse:
         self.replica = replica
         self.leaf = leaf
 
-    def __lt__(self, other: LastingUse) -> bool:
+    def __lt__(self, other: KeptUse) -> bool:
         return self.until < other.until
 
 
 class CacheTracker:
     """What each replica caches, by replica index. The settings are those of `GlobalScheduler`.
 
-    `num_unindexed`: prompts and reports for which the budget had no room. `next_timer`: when a lasting use
+    `num_unindexed`: prompts and reports for which the budget had no room. `next_timer`: when a kept use
     ends, or the age of estimates is to be checked; infinity if never.
     """
 
@@ -107,7 +107,7 @@ class CacheTracker:
         self._report_grace_s = report_grace_s
         self._belief_ttl_s = belief_ttl_s
         self._budget_bytes = sys.maxsize if index_budget_bytes is None else index_budget_bytes
-        self._lasting: list[LastingUse] = []
+        self._kept: list[KeptUse] = []
         """A heap: the first one ends first."""
         self._reports: dict[ReplicaIndex, HitReports] = {}
         self._served: dict[ReplicaIndex, deque[tuple[Node, int]]] = {}
@@ -127,7 +127,7 @@ class CacheTracker:
 
     def remove_replica(self, replica: ReplicaIndex) -> None:
         """Forget the replica. Nothing in flight or in the window may refer to it any more."""
-        self._forget_lasting(replica)
+        self._forget_kept(replica)
         self._lost_events.discard(replica)
         self._estimated &= ~(1 << replica)
         del self._reports[replica], self._served[replica]
@@ -217,7 +217,7 @@ class CacheTracker:
     def release(self, replica: ReplicaIndex, leaf: Node, until: float, now: float) -> None:
         """Let a prompt be in use no longer, from `until` on."""
         if until > now:
-            heappush(self._lasting, LastingUse(until, replica, leaf))
+            heappush(self._kept, KeptUse(until, replica, leaf))
             self._find_next()
         else:
             self._index.release(replica, leaf)
@@ -288,10 +288,10 @@ class CacheTracker:
         `engine_only`: but for what is in the host's memory.
         """
         if not is_past:
-            for use in self._lasting:
+            for use in self._kept:
                 if use.replica == replica:
                     self._index.release(replica, use.leaf)
-            self._forget_lasting(replica)
+            self._forget_kept(replica)
         self._index.clear(replica, now)
         host = self._tiers.of(replica).get(Tier.HOST)
         if host is not None and not engine_only:
@@ -342,8 +342,8 @@ class CacheTracker:
                 self._index.forget_use(replica, leaf)
         if now >= self._cluster.speeds.next_update:
             self._cluster.speeds.update(now)
-        while self._lasting and self._lasting[0].until <= now:
-            use = heappop(self._lasting)
+        while self._kept and self._kept[0].until <= now:
+            use = heappop(self._kept)
             self.release(use.replica, use.leaf, now, now)
             self._find_next()
 
@@ -359,9 +359,9 @@ class CacheTracker:
         self._check_age_at = next_s if estimated else inf
         self._find_next()
 
-    def lasting_uses(self) -> list[tuple[ReplicaIndex, Node]]:
+    def kept_uses(self) -> list[tuple[ReplicaIndex, Node]]:
         """(replica index, leaf) of each request that is over and whose prompt is still in use; for tests."""
-        return [(use.replica, use.leaf) for use in self._lasting]
+        return [(use.replica, use.leaf) for use in self._kept]
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -375,13 +375,13 @@ class CacheTracker:
             self._check_age_at = now + self._belief_ttl_s * _AGE_CHECK
             self._find_next()
 
-    def _forget_lasting(self, replica: ReplicaIndex) -> None:
-        self._lasting = [use for use in self._lasting if use.replica != replica]
-        heapify(self._lasting)
+    def _forget_kept(self, replica: ReplicaIndex) -> None:
+        self._kept = [use for use in self._kept if use.replica != replica]
+        heapify(self._kept)
         self._find_next()
 
     def _find_next(self) -> None:
-        self.next_timer = min(self._lasting[0].until if self._lasting else inf, self._check_age_at)
+        self.next_timer = min(self._kept[0].until if self._kept else inf, self._check_age_at)
 
     def _evict_over_capacity(self, replica: ReplicaIndex, now: float) -> None:
         if self._estimated >> replica & 1:

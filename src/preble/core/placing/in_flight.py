@@ -203,7 +203,7 @@ class InFlightTable:
         legs = [entry.transfer.leg for entry in requests if entry.transfer is not None]
         self._replicas.check(requests, [leg for leg in legs if leg is not None])
         in_use = [(request.replica, request.leaf) for request in requests]
-        in_use += self._tracker.lasting_uses()
+        in_use += self._tracker.kept_uses()
         transfers = [(request, request.transfer) for request in requests if request.transfer is not None]
         in_use += [(transfer.source, transfer.leaf) for _, transfer in transfers]
         self._cluster.links.check([(transfer.source, request.replica) for request, transfer in transfers])

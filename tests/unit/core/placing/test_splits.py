@@ -218,7 +218,7 @@ def test_a_replica_that_leaves_or_begins_anew_keeps_nothing_for_anybody() -> Non
         made.on_finish(Q, 0, 1.1)
         ends(made)
         made.check()
-        assert not made._in_flight._tracker.lasting_uses()
+        assert not made._in_flight._tracker.kept_uses()
 
 
 @pytest.mark.parametrize(
