@@ -9,7 +9,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 
-from preble.core.types import ReplicaId
+from preble.core.types import LONGEST_KV_LEASE_S, ReplicaId
 from preble.core.types.life import TransferFailed, Transferred
 from preble.engines.adapter import Engine, EngineInfo
 from preble.errors import EngineError, EngineGone
@@ -61,7 +61,8 @@ class PairedEngine(Engine):
 
     def kept_s(self) -> float:
         """Return for how long `prefill` still keeps the prompt for `decode`, which will not fetch it any more."""
-        return max(self.kept_until - asyncio.get_running_loop().time(), 0.0)
+        left_s = self.kept_until - asyncio.get_running_loop().time()
+        return min(max(left_s, 0.0), LONGEST_KV_LEASE_S)  # by the replica's word
 
     def tell(self, fact: Transferred | TransferFailed) -> None:
         """Report what has become of the transfer."""

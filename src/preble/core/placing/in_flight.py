@@ -20,7 +20,7 @@ from preble.core.placing.running_answers import RunningAnswers
 from preble.core.placing.timing_samples import TimingSamples
 from preble.core.prefixes.radix_tree import Match
 from preble.core.replica_index import ReplicaIndex
-from preble.core.types import PackedTokens, Request, RequestId
+from preble.core.types import LONGEST_KV_LEASE_S, PackedTokens, Request, RequestId
 from preble.errors import UnknownRequest
 
 _OVER: Final = Request(RequestId(""), PackedTokens(b""))
@@ -117,7 +117,7 @@ class InFlightTable:
     def transfer_failed(self, entry: InFlightRequest, now: float, kept_s: float = 0.0) -> None:
         """What was to be sent does not arrive: the replica computes it. Changes nothing where nothing is on its way.
 
-        `kept_s`: for how long the source keeps it all the same.
+        `kept_s`: for how long the source keeps it all the same; at most `LONGEST_KV_LEASE_S` of it count.
         """
         transfer = entry.transfer
         if transfer is None:
@@ -127,7 +127,7 @@ class InFlightTable:
             num_tokens = entry.window_entry.num_prompt_tokens
             self._note_standstill(entry.replica, transfer.missed_tokens, num_tokens - transfer.missed_tokens, now)
         self._window.correct(entry.window_entry, transfer.prefill_s)
-        self._end_transfer(entry, now, work_done=kept_s > 0.0, kept_s=kept_s)
+        self._end_transfer(entry, now, work_done=kept_s > 0.0, kept_s=min(kept_s, LONGEST_KV_LEASE_S))
 
     def first_token(self, entry: InFlightRequest, now: float, *, seen: bool = True) -> None:
         """The prompt is computed; further calls change nothing. `seen`: by its first token; else the end implies it."""

@@ -230,6 +230,8 @@ class TransferKind(StrEnum):
 
 KV_LEASE_S = 30.0
 """How long the source of a split keeps a prompt that nobody fetches. It is the default of vLLM with NIXL."""
+LONGEST_KV_LEASE_S = 600.0
+"""Of a prompt that a source is said to keep for longer, nothing counts as in use after so long."""
 PART_OF_LEASE = 0.5
 """Within which a source must have computed the prompt, so that nothing is fetched late. Else the target computes it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from preble.core.costs.model import CostModel, CostProfile
 from preble.core.placing.scheduler import GlobalScheduler
 from preble.core.types import (
+    LONGEST_KV_LEASE_S,
     BlocksStored,
     CacheCleared,
     PeerId,
@@ -23,7 +25,7 @@ from preble.core.types import (
     pack_tokens,
 )
 from preble.core.types.events import PeerPlaced, PeerReported
-from preble.core.types.life import TRANSFER_FAILED, Started
+from preble.core.types.life import LONGEST_S, TRANSFER_FAILED, Started
 from preble.decisions.explain import explain
 from preble.decisions.recent import PlacedAt, RecentDecisions
 from support.by_hand import A, B, C, run_of, scheduler_of
@@ -209,6 +211,17 @@ def test_what_nobody_fetches_is_in_use_on_its_source_until_the_lease_ends(report
     made.on_timer(21.2)
     made.check()
     assert in_use(made, A) == 0
+
+
+def test_whoever_says_that_a_prompt_is_kept_for_years_holds_nothing_for_so_long() -> None:
+    """A carrier or a peer may say so."""
+    for kept_s in (LONGEST_S, inf, nan):
+        made, _ = split()
+        made.on_transfer_failed(Q, 1.1, kept_s=kept_s)
+        made.on_finish(Q, 0, 1.1)
+        made.on_timer(1.2 + LONGEST_KV_LEASE_S)
+        made.check()
+        assert in_use(made, A) == 0 and not made._in_flight._tracker.kept_uses()
 
 
 def test_a_replica_that_leaves_or_begins_anew_keeps_nothing_for_anybody() -> None:
