@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ import msgspec
 import pytest
 
 from preble.config import GatewayConfig, ParityConfig, ReplicaConfig, TimeoutsConfig
-from preble.core.types import ReplicaId, Role
+from preble.core.types import LONGEST_KV_LEASE_S, ReplicaId, Role
 from preble.core.types.life import Lost, Moved
 from preble.emulator import EmulatorConfig, EmulatorServer
 from preble.engines.pairs import PairedEngine
@@ -176,3 +177,22 @@ async def test_who_can_go_on_with_a_response_is_judged_once_its_holder_has_been_
         monkeypatch.setattr(serving.stored, "holder", holder)
         request = await serving.tokenize(parsed)
         assert url not in request.avoid
+
+
+@pytest.mark.parametrize(
+    ("status", "lease_s", "is_kept"),
+    [(503, 20.0, True), (500, 20.0, True), (500, 1e12, True), (400, 20.0, False), (200, 20.0, False)],
+)
+async def test_the_scheduler_hears_of_what_a_target_that_fails_or_refuses_never_fetches(
+    tmp_path: Path, status: int, lease_s: float, is_kept: bool
+) -> None:
+    """However long its source says that it keeps it. Of a request that is at fault the target tells the source."""
+    async with front_of(tmp_path, "prefill", "decode") as (serving, front_end, _), placed_by(front_end) as placed:
+        assert isinstance(placed.engine, PairedEngine)
+        placed.engine.kept_until = asyncio.get_running_loop().time() + lease_s
+        placed.end(status=status)
+        await eventually(lambda: serving.num_in_flight == 0)
+        assert next(iter(serving.recent.latest(1))).transfer_failed is is_kept
+        longest_s = max((use.until for use in serving.scheduler._in_flight._tracker._kept), default=0.0)
+        left_s = longest_s - asyncio.get_running_loop().time()
+        assert left_s <= LONGEST_KV_LEASE_S and (not is_kept or left_s > 1.0)

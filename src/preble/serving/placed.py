@@ -142,7 +142,8 @@ class Placed(ABC):
                     fact.failed or self.engine.failed_leg,
                 )
             self.blamed = fact.failed or self.placement.replica_id
-            if kept_s and fact.outcome.blames_replica and not fact.failed:
+            unfetched = fact.outcome.blames_replica or fact.outcome is Outcome.REFUSED
+            if kept_s and unfetched and not fact.failed:
                 self._take(TransferFailed(kept_s=kept_s))
         self._take(fact)
 
