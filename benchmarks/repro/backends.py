@@ -150,7 +150,7 @@ def tables(backends: Sequence[Backend]) -> dict[str, str]:
 def values(backends: Sequence[Backend]) -> dict[str, str]:
     """What the sentences of the page say, by marker: round robin's latency / that of `preble`."""
     e2e, ttft = ("E2E", "mean"), ("TTFT", "mean")
-    names = {"vllm-12": e2e, "sglang-12": e2e, "vllm-8": e2e, "sglang-8-ttft": ttft}
+    names = {"vllm-12": e2e, "sglang-12": e2e, "vllm-8": e2e, "sglang-8": e2e, "sglang-8-ttft": ttft}
     return {f"value:{name}": f"{_gain(backends, name, number):.2f}" for name, number in names.items()}
 
 
