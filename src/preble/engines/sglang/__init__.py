@@ -1,1 +1,1 @@
-"""The client of an SGLang replica."""
+"""SGLang replicas: the client of one, its bodies and published load, and pairs of two with fixed roles."""

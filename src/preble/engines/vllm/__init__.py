@@ -1,1 +1,1 @@
-"""The client of a vLLM replica."""
+"""vLLM replicas: the client of one, what it says of itself, and splits over two."""
