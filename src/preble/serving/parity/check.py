@@ -250,11 +250,11 @@ class ParityCheck:
         has_room = self._num_tokens + COPY_TOKENS < self._longest
         if len(ids) < MIN_DISTINCT_IDS or source.engine.kv_peer is None or not has_room:
             return unchecked(Check.COPY, "no prompt could be made for it")
-        target = self.replica.engine.paired(source.engine) or self.replica.engine
         cached: int | None = None
         for _ in range(ATTEMPTS):
             prompt = self.rng.choices(ids, k=self._num_tokens)
             wanted = await self._text(source.engine, prompt)
+            target = self.replica.engine.paired(source.engine) or self.replica.engine
             cached = await copy_prefix(target, self._model, pack_tokens(prompt), source.engine)
             if (text := await self._text(target, prompt)) == wanted:
                 break
