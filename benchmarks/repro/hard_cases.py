@@ -52,7 +52,7 @@ from preble.lab.workloads import Workload
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "hard_cases.json"
 UNSEEN = ROOT / "benchmarks" / "results" / "hard_cases.unseen.json"
-"""Drawn cases that nobody has looked at: no policy was chosen on them. `--draw` continues it with `--into`."""
+"""Cases drawn after the policy was chosen: nothing that was tried on them is in it. `--draw` and `--into` add to it."""
 PAGE = ROOT / "docs" / "evaluation.md"
 FIRST = ("preble", "least_load", "sticky_until_saturated", "slim_router", "lmetric", "llmd_blend", "dynamo_kv")
 """The rules that are best most often play first, so that the others' runs end early."""
