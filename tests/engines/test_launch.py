@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -79,6 +80,27 @@ async def test_a_replica_that_dies_is_reported_with_the_end_of_its_log(options: 
     with pytest.raises(EngineGone, match=r"ended with status 1(?s:.*)out of memory, says the engine"):
         async with Fleet(options("dies")):
             pass
+
+
+@pytest.mark.parametrize(
+    ("room", "said"),
+    [
+        pytest.param(0, "cannot be started: {log} cannot be written: File too large", id="no room"),
+        pytest.param(40, r"\(the log takes no more: File too large\)", id="room for a line"),
+    ],
+)
+def test_a_replica_whose_log_has_no_room_says_so(tmp_path: Path, room: int, said: str) -> None:
+    """In a process of its own, whose files take no more than so many bytes."""
+    process = subprocess.run(
+        [sys.executable, "-B", "-m", "preble", "up", "--engine=emulator", "--port=0", "--log-dir", str(tmp_path)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode != 0
+    assert re.search(said.format(log=tmp_path / "emulator-[01].log"), process.stderr), process.stderr
+    assert "Traceback" not in process.stderr
 
 
 async def test_a_replica_that_refuses_its_arguments_is_the_users_mistake(options: Any) -> None:

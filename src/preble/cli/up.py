@@ -135,15 +135,19 @@ def _linked(name: str | None, folder: Path) -> str:
     profile = with_kv_size(load_profile(name or DEFAULT_PROFILE))
     if profile.link_bytes_per_s is not None and profile.kv_bytes_per_token is not None:
         return profile.name if name is None else name
-    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "profile.json"
     size = profile.kv_bytes_per_token or ASSUMED_KV_BYTES
     linked = replace(profile, kv_bytes_per_token=size, link_bytes_per_s=ASSUMED_LINK_BYTES_PER_S)
-    (folder / "profile.json").write_text(profile_json(linked), encoding="utf-8")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(profile_json(linked), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {file}: {error.strerror or error}; give another --log-dir") from error
     _say(
-        f"assuming links of {ASSUMED_LINK_BYTES_PER_S / 1e9:g} GB/s ({folder / 'profile.json'}); what they take is "
+        f"assuming links of {ASSUMED_LINK_BYTES_PER_S / 1e9:g} GB/s ({file}); what they take is "
         "learned while serving, and `preble profile --transfer` measures it"
     )
-    return str(folder / "profile.json")
+    return str(file)
 
 
 def _check(flags: Mapping[str, object]) -> None:

@@ -167,6 +167,14 @@ def test_a_disk_that_is_full_is_noticed_before_the_work(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_logs_that_cannot_be_made_is_no_bug(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "logs"
+    result = preble("up", "--engine", "emulator", "--transfer", "p2p", "--port", "0", "--log-dir", str(folder))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"preble: cannot write {folder / 'profile.json'}: Not a directory; give another --log-dir\n"
+
+
 def test_a_demonstration_whose_results_cannot_be_written_is_refused_before_it_starts(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     (tmp_path / "result.json").mkdir()

@@ -16,7 +16,7 @@ from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Literal
 
 from preble import background
 from preble.background import Backoff
@@ -75,7 +75,12 @@ class ReplicaProcess:
             raise RuntimeError(f"{self.name} runs already")
         try:
             self.log_path.parent.mkdir(parents=True, exist_ok=True)
-            with self.log_path.open("wb" if self._guard is None else "ab") as log:
+            self._log_line("starting", "wb" if self._guard is None else "ab")
+        except OSError as error:
+            why = f"{self.log_path} cannot be written: {error.strerror or error}"
+            raise ConfigError(f"{self.name} cannot be started: {why}; give another folder for logs") from error
+        try:
+            with self.log_path.open("ab") as log:
                 self._guard = await self._start_guard(log)
         except OSError as error:
             raise ConfigError(f"{self.name} cannot be started: {error}") from error
@@ -181,9 +186,20 @@ class ReplicaProcess:
         return kind(f"{self.name} {what}. The end of {self.log_path}:\n{self._tail()}", replica_id=self.name)
 
     def _tail(self) -> str:
-        with contextlib.suppress(OSError):
-            return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:])
-        return "(there is no log)"
+        """Return the end of its log, and why there may be no more of it: an engine ends, too, if its disk is full."""
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+        except OSError:
+            return "(there is no log)"
+        try:
+            self._log_line("did not start", "ab")
+        except OSError as error:
+            lines.append(f"(the log takes no more: {error.strerror or error})")
+        return "\n".join(lines)
+
+    def _log_line(self, what: str, mode: Literal["wb", "ab"]) -> None:
+        with self.log_path.open(mode, buffering=0) as log:
+            log.write(f"preble: {self.name} {what}\n".encode())
 
 
 async def keep_running(replica: ReplicaProcess, ready_timeout_s: float, say: Callable[[str], None]) -> None:
