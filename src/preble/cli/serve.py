@@ -26,8 +26,8 @@ from preble.cli.running import configured
     "--check",
     "checks_only",
     is_flag=True,
-    help="Read the configuration, the keys, the policy and the profile, say whether they are usable and the "
-    "libraries that they need installed, and end. Asks no replica.",
+    help="Read the configuration, the keys, the policy, the profile and the tokenizer's folder, say whether they are "
+    "usable and the libraries that they need installed, and end. Asks no replica.",
 )
 @config_options
 def command(config_path: Path | None, log_level: str, log_format: str, checks_only: bool, **flags: Any) -> None:

@@ -30,6 +30,7 @@ from preble.gateway.pages.table import PROBES, Pages
 from preble.gateway.reloading import contents, reload_on_change, reload_whenever, tell_of_reload
 from preble.logs import LogLosses
 from preble.profiles import load_profile
+from preble.prompts.tokens.tokenizer import local_model_files
 from preble.serving import Serving, check_settings
 from preble.web.server.listening import is_open_to_network, listen, url_of
 from preble.web.server.memory import freeze_gc, return_large_memory
@@ -62,10 +63,15 @@ def run(
 
 
 def check(config: GatewayConfig) -> None:
-    """Read the keys, the profile and the settings, as a start does. Raises: ConfigError: one of them is unusable."""
+    """Read the keys, the profile, a tokenizer in a folder and the settings, as a start does.
+
+    Raises: ConfigError: one of them is unusable.
+    """
     KeyRing(config.auth, config.queue.classes)
     if config.profile is not None:
         load_profile(config.profile)
+    if config.tokenizer is not None:
+        local_model_files(config.tokenizer)
     check_settings(config)
 
 

@@ -410,6 +410,7 @@ def test_a_configuration_can_be_checked_without_serving(tmp_path: Path) -> None:
         ('polcy = "e2"', "did you mean 'policy'"),
         ('policy = "mine:Policy"', "mine:Policy"),
         ('profile = "none"', "no profile is called 'none'"),
+        ('tokenizer = "./none"', "tokenizer './none': no such folder"),
         (f'[auth]\nkeys_file = "{keys}"', str(keys)),
         ('[peers]\nservers = ["http://bus"]', "not a NATS URL"),
     ]:

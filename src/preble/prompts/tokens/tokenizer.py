@@ -215,12 +215,24 @@ def find_model_files(name: str, download: Callable[..., str] | None = None) -> P
     `download`: huggingface_hub's `snapshot_download` unless given.
     Raises: ConfigError: neither a folder with a tokenizer.json nor a model on the hub.
     """
+    folder = local_model_files(name)
+    return _with_tokenizer(name, _downloaded(name, download)) if folder is None else folder
+
+
+def local_model_files(name: str) -> Path | None:
+    """Return the folder with the tokenizer of a local path, None for a name on the hub.
+
+    Raises: ConfigError: a path that is not there, or without a tokenizer.json.
+    """
     path = Path(name).expanduser()
-    folder = path.parent if path.name == "tokenizer.json" else path
-    if not path.exists():
-        if name.startswith((".", "/", "~")) or name.count("/") > 1:
-            raise ConfigError(f"tokenizer {name!r}: no such folder")
-        folder = _downloaded(name, download)
+    if path.exists():
+        return _with_tokenizer(name, path.parent if path.name == "tokenizer.json" else path)
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ConfigError(f"tokenizer {name!r}: no such folder; give the model's folder, or its name on the hub")
+    return None
+
+
+def _with_tokenizer(name: str, folder: Path) -> Path:
     if not (folder / "tokenizer.json").is_file():
         raise ConfigError(f"tokenizer {name!r}: there is no tokenizer.json; give a model with a fast tokenizer")
     return folder
