@@ -9,7 +9,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +42,6 @@ _MARGIN_S = 15.0
 def run_workers(
     config: GatewayConfig,
     count: int,
-    on_listening: Callable[[str], None] | None = None,
     *,
     sources: ConfigSources | None = None,
     log: tuple[str, str],
@@ -59,7 +58,7 @@ def run_workers(
         try:
             settings = Settings(config, keys)
             workers = _Workers(settings, count, sources, path, listeners, origin, log)
-            asyncio.run(workers.serve(on_listening or print_url))
+            asyncio.run(workers.serve())
         finally:
             for listener in listeners:
                 listener.close()
@@ -139,7 +138,7 @@ class _Workers:
     def _config(self) -> GatewayConfig:
         return self._settings.config
 
-    async def serve(self, tell: Callable[[str], None]) -> None:
+    async def serve(self) -> None:
         """Run all processes until SIGINT or SIGTERM. Raises: ConfigError: one cannot start."""
         signals.act_on(self._stop, self._reload_wanted.set, self._upgrade)
         self._main = asyncio.current_task()
@@ -148,7 +147,7 @@ class _Workers:
             await asyncio.gather(*(worker.start() for worker in (self._scheduler, *self._front_ends)))
             self._has_started = True
             has_keys = self._settings.keys.has_keys
-            tell(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))
+            print_url(tell_of_listening(self._listeners[0], self._config, has_keys=has_keys))
             self._origin.serves()
             await self._until_stopped(known)
         except asyncio.CancelledError:
