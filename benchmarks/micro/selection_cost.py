@@ -110,7 +110,7 @@ def table(rows: list[Cost]) -> str:
 
 
 def main() -> None:
-    args = arguments()
+    args = arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         rows = uvloop.run(measure(args.rounds, args.requests, args.seed, Path(folder)))
     core = "compiled" if global_scheduler.__file__.endswith(".so") else "plain"

@@ -17,6 +17,7 @@ import msgspec
 from made_by import note
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from page import is_only_drawn
 
 from preble.lab.metrics import Summary
 from preble.lab.sim import SimConfig, simulate
@@ -192,7 +193,7 @@ def _draw_ttft(axes: Axes, runs: list[Run], variant: Variant) -> None:
 
 
 def main() -> None:
-    if "--draw" not in sys.argv[1:]:
+    if not is_only_drawn(__doc__):
         RESULTS.parent.mkdir(parents=True, exist_ok=True)
         RESULTS.write_bytes(msgspec.json.encode(run_all()))
         note("burst")

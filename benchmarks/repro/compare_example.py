@@ -13,11 +13,11 @@ Results: benchmarks/results/compare_example.json. Figures: docs/howto/compare-po
 
 from __future__ import annotations
 
-import sys
 from io import StringIO
 from pathlib import Path
 
 from made_by import begin, note
+from page import is_only_drawn
 from rich.console import Console
 
 from preble.lab.compare import ComparePlan, CompareResult, compare_policies, read_result
@@ -67,7 +67,7 @@ def draw(result: CompareResult) -> None:
 
 
 def main() -> None:
-    if "--draw" not in sys.argv[1:]:
+    if not is_only_drawn(__doc__):
         begin("compare_example", RESULTS)
         with progress("compare", "runs") as on_progress:
             compare_policies(example(), path=RESULTS, on_progress=on_progress)

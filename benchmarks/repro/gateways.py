@@ -11,6 +11,7 @@ Results: benchmarks/results/gateways.json. Drawn into docs/concepts/scale.md.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 from zlib import crc32
 
 import msgspec
-from made_by import note
+from made_by import note, old
 from page import NOT_RUN, filled, markdown
 
 from preble.lab.metrics.estimates import estimate
@@ -251,11 +252,17 @@ def read() -> list[Run]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--wide", action="store_true", help="only the case with many replicas")
+    parser.add_argument("--draw", action="store_true", help="run nothing: fill in the page from the kept result")
+    options = parser.parse_args()
     runs = read()
-    if "--draw" not in sys.argv:
+    if not options.draw:
+        if "gateways" in old():
+            runs = []  # one result is of one policy
         known = {(run.case, run.gateways, run.told, run.seed) for run in runs}
         for name, case in CASES.items():
-            if (name == "wide") != ("--wide" in sys.argv):
+            if (name == "wide") != options.wide:
                 continue
             for seed in case.seeds:
                 for gateways, told in arms(name):

@@ -21,6 +21,7 @@ import msgspec
 from made_by import note
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from page import is_only_drawn
 
 from preble.lab.metrics import RequestRecord
 from preble.lab.metrics.summary import TimeSummary, distribution
@@ -253,7 +254,7 @@ def _draw_latency(axes: Axes, results: Sequence[ArmResult], statistic: str, titl
 
 
 def main() -> None:
-    if "--draw" not in sys.argv[1:]:
+    if not is_only_drawn(__doc__):
         results = []
         for arm in ARMS:
             print(f"hot_prefix: {arm.name}", file=sys.stderr)

@@ -8,8 +8,8 @@ Scripts that keep a result note it themselves. Kept: benchmarks/results/made_by.
 
 from __future__ import annotations
 
+import argparse
 import subprocess
-import sys
 from datetime import UTC, date, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -167,7 +167,12 @@ def values() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    note(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", metavar="RESULT", help="one that today's policy made")
+    named = parser.parse_args().results
+    if unknown := set(named) - makers().keys():
+        parser.error(f"there is no result {', '.join(sorted(unknown))}")
+    note(*named)
     fill(PAGES, values())
     for name, maker in old().items():
         print(f"{name}: of {maker.day}, {maker.commit}; anew: {DEAR.get(name, 'minutes')}")

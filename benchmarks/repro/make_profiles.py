@@ -14,7 +14,7 @@ prefill time by GPU and model. Only the coefficients are taken.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
@@ -238,4 +238,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER)
+    main(parser.parse_args().folder)

@@ -6,6 +6,7 @@ A table stands between `<!-- name -->` on a line of its own and `<!-- end -->`. 
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -41,6 +42,13 @@ def fill(pages: Iterable[Path], made: Mapping[str, str]) -> None:
 def names(page: str) -> list[str]:
     """Return the names of the page's markers, in order."""
     return [match["name"] for match in MARKERS.finditer(page)]
+
+
+def is_only_drawn(text: str | None) -> bool:
+    """Return whether the command that `text` explains shall run nothing. `--help` shows the text and ends it."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draw", action="store_true", help="run nothing: draw and fill in from the kept result")
+    return bool(parser.parse_args().draw)
 
 
 def fenced(text: str) -> str:

@@ -5,6 +5,7 @@ python benchmarks/repro/readme.py
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import backends
@@ -34,4 +35,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 import msgspec
+from page import is_only_drawn
 from rich.console import Console
 
 from preble.lab.report import terminal_tables
@@ -64,7 +65,7 @@ def write_page(report: StudyReport) -> None:
 
 
 def main() -> None:
-    if "--draw" not in sys.argv[1:]:
+    if not is_only_drawn(__doc__):
         RESULTS.write_bytes(msgspec.json.format(msgspec.json.encode(run()), indent=0) + b"\n")
     report = msgspec.json.decode(RESULTS.read_bytes(), type=StudyReport)
     draw(report)
