@@ -2,7 +2,7 @@
 
     python benchmarks/repro/grid.py                # the screen: few policies, one seed (half an hour on one core)
     python benchmarks/repro/grid.py --full         # then larger clusters, more seeds where it is close, more policies
-    python benchmarks/repro/grid.py --only harm --full    # cells whose names begin so (five minutes, core compiled)
+    python benchmarks/repro/grid.py --only harm --full    # cells whose names begin so (half an hour, core compiled)
     python benchmarks/repro/grid.py --list
     python benchmarks/repro/grid.py --draw         # fill in the pages from the results that are there
 
@@ -42,7 +42,7 @@ PROFILE = load_profile("a6000-mistral-7b")
 SCREEN = ("preble", "sticky_until_saturated", "least_load")
 EVERYBODY = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
 FOR_EVERYBODY = ("map-100-1-4", "map-1000-0.5-4-zipf1")
-"""The squares on which all of them run, at `LOADS`: one for each popularity."""
+"""The squares on which all of them run, at `LOADS`: one for each popularity. They also run wherever there may be harm."""
 SEEDS = (20, 21, 22)
 CLOSE = 0.05
 """A cell gets more seeds where the second policy's capacity is within this of the first's."""
@@ -286,7 +286,7 @@ def refine(cells: Iterable[Cell]) -> None:
         if not cell.is_screen and not _done(cell):
             run(cell, SCREEN, SEEDS[:1])
     for cell in cells:
-        if cell.name in FOR_EVERYBODY:
+        if cell.name in FOR_EVERYBODY or cell.group == "harm":
             run(cell, EVERYBODY, SEEDS, LOADS)
         elif cell.rates or is_close(read_result(cell.path)):
             run(cell, SCREEN, SEEDS)
