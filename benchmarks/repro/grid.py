@@ -42,7 +42,7 @@ PROFILE = load_profile("a6000-mistral-7b")
 SCREEN = ("preble", "sticky_until_saturated", "least_load")
 EVERYBODY = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llmd_blend", "round_robin")
 FOR_EVERYBODY = ("map-100-1-4", "map-1000-0.5-4-zipf1")
-"""The squares on which all of them run, at `LOADS`: one for each popularity. They also run wherever there may be harm."""
+"""The squares on which all of them run, at `LOADS`: one for each popularity. All run in the cells of harm, too."""
 SEEDS = (20, 21, 22)
 CLOSE = 0.05
 """A cell gets more seeds where the second policy's capacity is within this of the first's."""

@@ -253,11 +253,13 @@ def _named() -> Iterator[tuple[str, Case]]:
     )
     others = Stream(name="others", share=0.765, prefixes=1, prefix_tokens=300, question_tokens=700, output_tokens=100)
     yield "hugekv", Case(streams=(documents, others), lasting_s=280.0, kv_tokens=450_000)
+    yield "hugekv-profile", Case(streams=(documents, others), lasting_s=280.0)
     chats = Stream(name="chats", share=8.82, prefixes=1, prefix_tokens=0, question_tokens=50, output_tokens=120)
     rare = Stream(
         name="documents", share=0.18, prefixes=4, prefix_tokens=100_000, question_tokens=60, output_tokens=100
     )
     yield "chatdoc", Case(streams=(chats, rare), lasting_s=60.0, kv_tokens=250_000)
+    yield "chatdoc-profile", Case(streams=(chats, rare), lasting_s=60.0)
     few = Stream(
         name="few", share=40.0, prefixes=40, prefix_tokens=1500, question_tokens=200, output_tokens=40, zipf=1.5
     )
