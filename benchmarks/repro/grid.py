@@ -44,8 +44,8 @@ EVERYBODY = (*SCREEN, "slim_router", "e2", "sglang_cache_aware", "lmetric", "llm
 FOR_EVERYBODY = ("map-100-1-4", "map-1000-0.5-4-zipf1")
 """The squares on which all of them run, at `LOADS`: one for each popularity. All run in the cells of harm, too."""
 SEEDS = (20, 21, 22)
-CLOSE = 0.05
-"""A cell gets more seeds where the second policy's capacity is within this of the first's."""
+CLOSE = 0.1
+"""A cell gets more seeds where the second policy's capacity is within this of the first's: a step of the search."""
 SCREEN_LOADS = (0.6, 0.8)
 LOADS = (0.1, 0.3, 0.6, 0.8, 0.95)
 LASTING_S = 540.0
