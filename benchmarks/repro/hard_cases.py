@@ -35,7 +35,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import msgspec
-from hard_family import NAMED, PROFILE, Case, drawn
+from hard_family import NAMED, PROFILE, TOOLS, Case, drawn
 from made_by import commit, policy_digest
 from page import filled, markdown
 
@@ -81,9 +81,12 @@ class Numbers(msgspec.Struct, frozen=True):
     ttft_p99_s: dict[str, float]
     failed: int
 
-    def of_all(self) -> Numbers:
-        """Return the numbers of all streams together."""
-        return Numbers(*({"": round(its[""], 4)} for its in (self.e2e_s, self.ttft_s, self.ttft_p99_s)), self.failed)
+    def kept(self) -> Numbers:
+        """Return the numbers of all streams together, and of the tools beside others."""
+        parts = (self.e2e_s, self.ttft_s, self.ttft_p99_s)
+        return Numbers(
+            *({one: round(its[one], 4) for one in ("", TOOLS.name) if one in its} for its in parts), self.failed
+        )
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,7 +115,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def essence(self) -> Outcome:
         """Return it without what no ratio needs."""
         needed = {"preble", "least_load", *(self.best(number) for number in NUMBERS.values())}
-        by_rule = {name: its.of_all() for name, its in self.by_rule.items() if name in needed}
+        by_rule = {name: its.kept() for name, its in self.by_rule.items() if name in needed}
         return msgspec.structs.replace(self, by_rule=by_rule)
 
 
@@ -447,6 +450,12 @@ def winners(*results: Result) -> str:
     return markdown(Table(("best rule", *(f"of {count.total()} cases" for count in counts)), rows))
 
 
+def _burst_row(of: Outcome) -> tuple[str, ...]:
+    best = of.best()
+    ours, other = (of.by_rule[name].ttft_p99_s[TOOLS.name] for name in ("preble", best))
+    return of.case, str(of.seed), f"{of.ratio('e2e_s'):.2f}", f"{ours / other:.2f}", f"{ours:.3g}", best
+
+
 def tables(result: Result) -> dict[str, str]:
     """Return the page's tables by the name of their markers."""
     lost = [
@@ -473,6 +482,12 @@ def tables(result: Result) -> dict[str, str]:
         "hard-worst": markdown(Table(("case", "drawn", "with three other seeds", "best other rule"), again)),
         "hard-named": markdown(
             Table(("case", over, "mean TTFT over it", "mean E2E over least load"), named, "Means over the seeds.")
+        ),
+        "hard-bursts": markdown(
+            Table(
+                ("case", "seed", over, "p99 of the tools' TTFT over that rule's", "`preble`'s, s", "best other rule"),
+                [_burst_row(one) for one in result.outcomes if one.case.startswith("burst-")],
+            )
         ),
     }
 
